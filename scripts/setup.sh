@@ -1,0 +1,27 @@
+# Sourced by the other scripts: makes .venv once, installs the package into it, and says in one line what is missing.
+# Usage: . scripts/setup.sh EXTRAS   ("" or "[dev]"); leaves $bin pointing at the environment's programs.
+
+say_and_stop() { echo "gradtide: $*" >&2; exit 2; }
+
+setup() {
+  local extras="$1" python="${PYTHON:-python3}" stamp log
+  command -v "$python" >/dev/null 2>&1 || say_and_stop "no $python found; install Python 3.11 or newer, or set PYTHON=/path/to/python"
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    say_and_stop "$python is $("$python" --version 2>&1); gradtide needs 3.11 or newer: set PYTHON=/path/to/python3.11"
+  bin="$root/.venv/bin"
+  # What was installed from what: a change of these files, of the folder or of the extras installs again.
+  stamp="$(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum) $root $extras"
+  [ "$(cat "$root/.venv/installed$extras" 2>/dev/null)" = "$stamp" ] && return
+  "$python" -c 'import venv, ensurepip' 2>/dev/null ||
+    say_and_stop "$python has no venv module; on Debian or Ubuntu: apt-get install python3-venv"
+  if [ ! -x "$bin/python" ] || ! "$bin/python" -m pip --version >/dev/null 2>&1; then
+    "$python" -m venv --clear "$root/.venv" 2>/dev/null || say_and_stop "can't create $root/.venv; is the folder writable and the disk not full?"
+  fi
+  echo "gradtide: installing into .venv (once, a few minutes)" >&2
+  log="$root/.venv/install.log"
+  "$bin/python" -m pip install --quiet --disable-pip-version-check -c "$root/constraints.txt" -e "$root$extras" >"$log" 2>&1 || {
+    grep -E '^ERROR' "$log" | head -n 3 >&2
+    say_and_stop "pip could not install; check the network or your pip index, then run this again (log: $log)"
+  }
+  echo "$stamp" >"$root/.venv/installed$extras"
+}

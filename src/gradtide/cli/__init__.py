@@ -1,0 +1,8 @@
+"""The command line, one file a command.
+
+app.py       puts the commands together; turns our errors into one line and exit code 2
+"""
+
+from gradtide.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,50 @@
+"""Puts the commands together; turns our errors into one line and exit code 2."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from gradtide import __version__
+from gradtide.errors import GradtideError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="gradtide",
+    help="Train one PyTorch model on many devices and machines, however they are wired.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gradtide {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _gradtide(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The `gradtide` command. A user's mistake is one line and exit code 2; Ctrl-C is 130."""
+    try:
+        app()
+    except GradtideError as error:
+        print(f"gradtide: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        # A device thread may be deep inside a kernel that nothing can interrupt; don't wait for it.
+        print("gradtide: interrupted", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(130)

@@ -1,0 +1,51 @@
+"""Every error that gradtide raises on purpose.
+
+    GradtideError                 something the caller can act on; its text is one line that says what to do
+    ├── ConfigError               an argument, option or environment variable makes no sense
+    │   └── DeviceError           a device that is unknown, missing or too many
+    ├── DataError                 data is missing, corrupt, or not what it claims to be
+    ├── OutputError               a result can't be written where it was asked for
+    ├── TopologyError             a description of links and devices is wrong
+    └── ScheduleError             a schedule would give a wrong result or never end
+
+The command line prints the text of any of them on one line and exits with 2. A failed `assert` or any other
+exception is a bug in gradtide.
+"""
+
+__all__ = [
+    "ConfigError",
+    "DataError",
+    "DeviceError",
+    "GradtideError",
+    "OutputError",
+    "ScheduleError",
+    "TopologyError",
+]
+
+
+class GradtideError(Exception):
+    """Something the caller can act on."""
+
+
+class ConfigError(GradtideError):
+    """An argument, option or environment variable makes no sense."""
+
+
+class DeviceError(ConfigError):
+    """A device that is unknown, missing or too many."""
+
+
+class DataError(GradtideError):
+    """Data is missing, corrupt, or not what it claims to be."""
+
+
+class OutputError(GradtideError):
+    """A result can't be written where it was asked for."""
+
+
+class TopologyError(GradtideError):
+    """A description of links and devices is wrong."""
+
+
+class ScheduleError(GradtideError):
+    """A schedule would give a wrong result or never end."""

@@ -1,0 +1,4 @@
+"""Synchronisation schedules as data.
+
+model.py     Op and Schedule
+"""

@@ -1,0 +1,4 @@
+"""How devices are wired.
+
+model.py     nodes and links as frozen data
+"""
