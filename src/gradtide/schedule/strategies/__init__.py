@@ -1,0 +1,1 @@
+"""One builder file a strategy; importing this package registers them all."""
