@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradtide.collective import all_reduce
+from gradtide.collective import all_reduce, check_strategy
 from gradtide.events import Emit, GradientsReady, GradientsSynchronised, ParametersUpdated, ignore
 from gradtide.parallel.batches import Shard
 from gradtide.parallel.devices import DevicePool
 from gradtide.parallel.randomness import DeviceRandom
 from gradtide.parallel.replicas import Replica
 
-__all__ = ["BatchResult", "LossFn", "count_correct", "train_batch"]
+__all__ = ["BatchResult", "LossFn", "check_strategy", "count_correct", "train_batch"]
 
 LossFn = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> the mean loss of the samples
 

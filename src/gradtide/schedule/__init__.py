@@ -1,4 +1,5 @@
 """Synchronisation schedules as data.
 
-model.py     Op and Schedule
+model.py      Op and Schedule
+request.py    what a strategy is asked for, and the register of strategies
 """

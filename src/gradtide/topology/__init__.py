@@ -1,4 +1,6 @@
 """How devices are wired.
 
-model.py     nodes and links as frozen data
+model.py      nodes and links as frozen data
+routes.py     the way a message takes
+presets.py    topologies known by name
 """
