@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from gradtide.cli import main
 from gradtide.train.record import read_metrics
 
 
@@ -56,14 +57,24 @@ def test_train_as_json_prints_one_object_and_nothing_else(tmp_path):
         (["--name", "a/b"], "must be a plain folder name"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2_and_leaves_nothing(tmp_path, arguments, message):
-    done = gradtide("train", "--epochs", "1", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
+def test_a_mistake_is_one_line_and_exit_code_2_and_leaves_nothing(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gradtide", "train", "--epochs", "1", *arguments])
+    with pytest.raises(SystemExit) as ended:  # in this process: importing torch a dozen times would take half a minute
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
     assert line.startswith("gradtide: ")
     assert message in line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_ends_the_process_with_2(tmp_path):
+    done = gradtide("train", "--devices", "tpu:1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "gradtide: unknown device 'tpu:1'; use a number, cpu:0, cpu:1, ... or cuda:0, cuda:1, ...\n"
 
 
 def test_ctrl_c_ends_a_run_within_a_second_and_keeps_the_metrics(tmp_path):
