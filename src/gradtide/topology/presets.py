@@ -7,20 +7,12 @@ from dataclasses import dataclass
 
 from gradtide.errors import TopologyError
 from gradtide.topology.model import Link, Node, NodeKind, Topology
+from gradtide.topology.rates import ETHERNET_S, NVLINK_S, PCIE_S, QPI_S, TEXTBOOK_NVLINK, Rates
+from gradtide.topology.wording import shown
 
 __all__ = ["PRESETS", "Preset", "is_preset_name", "preset"]
 
-# Latencies are of one hop as collectives see it: a kernel launch and a PCIe or NVLink round. A hop through a
-# switch is two links, so each of them has half.
-PCIE_S = 3e-6
-NVLINK_S = 2e-6
-QPI_S = 0.5e-6  # socket to socket: a cache line takes about 0.1 us, a DMA crossing some more
-ETHERNET_S = 20e-6  # NIC to NIC through one switch, the kernel's TCP included
-
-PCIE3_X16 = 16e9  # bytes per s a direction, as the textbook rounds 15.75
-NVLINK_1GPU = 18e9  # a V100 link of the DGX-1 as measured by NCCL: 25 on paper, the textbook uses 18
-NVLINK = 25e9  # bytes per s a direction of one NVLink 2, 3 or 4
-QPI = 19.2e9  # 9.6 GT/s, 2 bytes a transfer and direction
+RATES = Rates()
 SHAPE = 10e9  # of ring:N and star:N: round, so that a sum fits in the head
 
 LARGEST = 4096  # devices of a preset: beyond that the planner's aggregate form is the tool
@@ -39,7 +31,7 @@ def devices(names: list[str], machine: str = "host0") -> list[Node]:
 def pcie_4gpu() -> Topology:
     """Four GPUs and a host CPU on one PCIe 3.0 x16 switch: 16 GB/s each way per port."""
     gpus = [f"gpu{i}" for i in range(4)]
-    links = [link for name in (*gpus, "cpu") for link in both_ways(name, "switch", PCIE3_X16, PCIE_S / 2)]
+    links = [link for name in (*gpus, "cpu") for link in both_ways(name, "switch", RATES.pcie, PCIE_S / 2)]
     nodes = [*devices(gpus), Node("cpu", NodeKind.HOST, "host0"), Node("switch", NodeKind.SWITCH, "host0")]
     return Topology("pcie-4gpu", tuple(nodes), tuple(links))
 
@@ -50,7 +42,7 @@ def dgx1_nvlinks() -> list[Link]:
     links: list[Link] = []
     for ring, count in ((double, 2), (single, 1)):
         for a, b in zip(ring, ring[1:] + ring[:1], strict=True):
-            links += both_ways(f"gpu{a}", f"gpu{b}", NVLINK_1GPU, NVLINK_S, count)
+            links += both_ways(f"gpu{a}", f"gpu{b}", TEXTBOOK_NVLINK, NVLINK_S, count)
     return links
 
 
@@ -66,17 +58,17 @@ def dgx1_v100_pcie() -> Topology:
     nodes += [Node(f"cpu{i}", NodeKind.HOST, "host0") for i in range(2)]
     links = dgx1_nvlinks()
     for i in range(8):
-        links += both_ways(f"gpu{i + 1}", f"switch{i // 2}", PCIE3_X16, PCIE_S / 2)
+        links += both_ways(f"gpu{i + 1}", f"switch{i // 2}", RATES.pcie, PCIE_S / 2)
     for i in range(4):  # the uplink: both GPUs of a switch go through this one wire
-        links += both_ways(f"switch{i}", f"cpu{i // 2}", PCIE3_X16, PCIE_S / 2)
-    links += both_ways("cpu0", "cpu1", QPI, QPI_S, count=2)
+        links += both_ways(f"switch{i}", f"cpu{i // 2}", RATES.pcie, PCIE_S / 2)
+    links += both_ways("cpu0", "cpu1", RATES.socket / 2, QPI_S, count=2)
     return Topology("dgx1-v100-pcie", tuple(nodes), tuple(links))
 
 
 def nvswitch(name: str, gpus: int, nvlinks: int) -> Topology:
     """GPUs on NVSwitch chips, drawn as one switch: the chips together never block, so one switch is exact."""
     names = [f"gpu{i}" for i in range(gpus)]
-    links = [k for gpu in names for k in both_ways(gpu, "nvswitch", NVLINK, NVLINK_S / 2, nvlinks)]
+    links = [k for gpu in names for k in both_ways(gpu, "nvswitch", RATES.nvlink, NVLINK_S / 2, nvlinks)]
     return Topology(name, (*devices(names), Node("nvswitch", NodeKind.SWITCH, "host0")), tuple(links))
 
 
@@ -105,7 +97,7 @@ def ethernet_cluster(hosts: int, gpus: int, gbits: float) -> Topology:
         nodes += [Node(cpu, NodeKind.HOST, machine), Node(switch, NodeKind.SWITCH, machine)]
         nodes += [Node(nic, NodeKind.NIC, machine)]
         for name in (*names, cpu, nic):
-            links += both_ways(name, switch, PCIE3_X16, PCIE_S / 2)
+            links += both_ways(name, switch, RATES.pcie, PCIE_S / 2)
         links += both_ways(nic, "ethernet", gbits * 1e9 / 8, ETHERNET_S / 2)
     return Topology(f"ethernet-cluster:{hosts}x{gpus}@{gbits:g}", tuple(nodes), tuple(links))
 
@@ -185,7 +177,7 @@ def unknown_text(name: str) -> str:
     by_stem = {known.form.split(":")[0]: known for known in PRESETS}
     known = by_stem.get(name.split(":")[0])
     if known:
-        return f"{name!r} is not of the form {known.form}; write for example {known.example}"
+        return f"{shown(name)} is not of the form {known.form}; write for example {known.example}"
     near = difflib.get_close_matches(name.split(":")[0].lower(), by_stem, n=1, cutoff=0.5)
     hint = f"did you mean {by_stem[near[0]].form}?" if near else f"known are {', '.join(p.form for p in PRESETS)}"
-    return f"no topology is called {name!r}; {hint}"
+    return f"no topology is called {shown(name)}; {hint}"
