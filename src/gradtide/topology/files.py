@@ -12,7 +12,7 @@ from gradtide.topology.wording import shown
 
 __all__ = ["read_topology", "topology_named", "write_topology"]
 
-MOST_BYTES = 4_000_000  # a cluster of 4,096 devices takes about 1 MB
+MOST_BYTES = 2_000_000  # a cluster of 4,096 devices takes about 1 MB
 
 
 def topology_named(text: str, rates: Rates | None = None) -> Topology:
