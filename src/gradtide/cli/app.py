@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from gradtide import __version__
+from gradtide.cli import topology
 from gradtide.cli.bench import bench
 from gradtide.cli.doctor import doctor
 from gradtide.cli.train import train
@@ -40,6 +41,7 @@ def _gradtide(
 
 app.command()(train)
 app.command()(doctor)
+app.add_typer(topology.app, name="topology")
 app.add_typer(bench, name="bench")
 
 
