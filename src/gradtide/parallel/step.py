@@ -35,7 +35,7 @@ def train_batch(
     loss_fn: LossFn,
     pool: DevicePool,
     strategy: str = "sharded",
-    randomness: Sequence[DeviceRandom] | None = None,
+    randomness: Sequence[DeviceRandom | None] | None = None,
     emit: Emit = ignore,
 ) -> BatchResult:
     """Takes one step on every replica with the gradient of the whole batch; afterwards all hold the same parameters.
@@ -51,7 +51,7 @@ def train_batch(
             replica.gradients.clear()
             return 0.0, 0, [False] * len(replica.gradients.parameters)
         shard = shards[index]
-        with randomness[index] if randomness else nullcontext():
+        with (randomness and randomness[index]) or nullcontext():
             outputs = replica.module(shard.inputs)
         loss = loss_fn(outputs, shard.targets) * shard.weight
         loss.backward()

@@ -22,7 +22,7 @@ from gradtide.parallel import (
     split_batch,
     train_batch,
 )
-from gradtide.parallel.randomness import DeviceRandom
+from gradtide.parallel.randomness import DeviceRandom, seed_devices
 from gradtide.parallel.step import LossFn, check_strategy
 from gradtide.train.evaluate import evaluate_replicas
 from gradtide.train.rates import Rates
@@ -131,12 +131,8 @@ class _Run:
             replica.module.train()
         if sync_batch_norm and len(devices) > 1:
             share_batch_norm(self.replicas, pool)
-        generators = [torch.Generator().manual_seed(seed * len(devices) + device.index) for device in devices]
-        on_cpu = all(device.torch_device.type == "cpu" for device in devices)
         # Watches the first batch; stays only if the model drew random numbers, since it costs time at every operation.
-        self.randomness = [DeviceRandom(generator) for generator in generators] if on_cpu else None
-        if not on_cpu:
-            torch.manual_seed(seed)
+        self.randomness: list[DeviceRandom | None] | None = seed_devices(devices, seed)
 
     def train(self, source: Source, tests: Source | None, epochs: int, rates: Rates, emit: Emit) -> History:
         history, step = History(), 0
@@ -158,7 +154,7 @@ class _Run:
                     self.randomness,
                     emit,
                 )
-                if step == 0 and self.randomness and not any(r.draws for r in self.randomness):
+                if step == 0 and self.randomness and not any(r and r.draws for r in self.randomness):
                     self.randomness = None
                 step, in_epoch, samples = step + 1, in_epoch + 1, samples + result.samples
                 summed += result.loss * result.samples
