@@ -38,7 +38,7 @@ def widest_ring(wiring: Wiring, left: Sequence[float] | None = None, shift: int 
         if left[number] > 0
     }
     for width in _from_wide_to_narrow(widths, wiring, left):
-        order = _search(wiring, left, width * (1 - 1e-9), shift)
+        order = _search(wiring, left, width * (1 - 1e-9), shift) if _joined(wiring, left, width) else None
         if order is not None:
             return Ring(order, ring_width(wiring, order, left))
     return None
@@ -53,15 +53,18 @@ def ring_width(wiring: Wiring, order: Sequence[int], left: Sequence[float] | Non
 def find_rings(wiring: Wiring, both_ways: bool) -> list[Ring]:
     """Rings that share no bandwidth, together as wide as we can make them. One way, a ring takes its way back too."""
     best: list[Ring] = []
-    ceiling = _port_width(wiring)
+    ceiling = _port_width(wiring) / (1 if both_ways else 2)
     for shift in range(ATTEMPTS):
         rings = _decompose(wiring, both_ways, shift)
-        if sum(ring.bytes_per_s for ring in rings) > sum(ring.bytes_per_s for ring in best) * (1 + 1e-9):
-            best = rings
-        wide = sum(ring.bytes_per_s for ring in best) * (1 if both_ways else 2)
-        if not best or wide >= ceiling * (1 - 1e-9):
+        better = _total(rings) > _total(best) * (1 + 1e-9)
+        best = rings if better else best
+        if not best or _total(best) >= ceiling * (1 - 1e-9) or (shift and not better):
             break
     return best
+
+
+def _total(rings: Sequence[Ring]) -> float:
+    return sum(ring.bytes_per_s for ring in rings)
 
 
 def integer_weights(rings: Sequence[Ring]) -> list[int]:
@@ -71,8 +74,7 @@ def integer_weights(rings: Sequence[Ring]) -> list[int]:
         scaled = [ring.bytes_per_s / narrowest * scale for ring in rings]
         if all(abs(value - round(value)) < 1e-9 * value for value in scaled):
             return [round(value) for value in scaled]
-    total = sum(ring.bytes_per_s for ring in rings)
-    return [max(1, round(EXACT * ring.bytes_per_s / total)) for ring in rings]
+    return [max(1, round(EXACT * ring.bytes_per_s / _total(rings))) for ring in rings]
 
 
 def _decompose(wiring: Wiring, both_ways: bool, shift: int) -> list[Ring]:
@@ -119,8 +121,26 @@ def _from_wide_to_narrow(widths: set[float], wiring: Wiring, left: Sequence[floa
     return sorted((width for width in widths if width <= ceiling * (1 + 1e-9)), reverse=True)
 
 
+def _joined(wiring: Wiring, left: Sequence[float], width: float) -> bool:
+    """Whether hops that wide lead from rank 0 to everybody and back: without that, a search is in vain."""
+    ranks = range(len(wiring.paths))
+    wide = [
+        [_room(path.resources, left) >= width * (1 - 1e-9) if path else False for path in row] for row in wiring.paths
+    ]
+    for hops in (wide, list(zip(*wide, strict=True))):
+        seen, todo = {0}, [0]
+        while todo:
+            at = todo.pop()
+            fresh = [rank for rank in ranks if hops[at][rank] and rank not in seen]
+            seen.update(fresh)
+            todo += fresh
+        if len(seen) < len(ranks):
+            return False
+    return True
+
+
 def _room(resources: Sequence[int], left: Sequence[float]) -> float:
-    return min(left[number] / many for number, many in Counter(resources).items())
+    return min(left[number] / resources.count(number) for number in resources)
 
 
 def _search(wiring: Wiring, left: Sequence[float], width: float, shift: int) -> tuple[int, ...] | None:

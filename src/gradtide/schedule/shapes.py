@@ -3,13 +3,39 @@
 import itertools
 from collections.abc import Callable, Sequence
 
-from gradtide.schedule.request import Request
-from gradtide.schedule.wiring import need
+from gradtide.schedule.request import NotApplicable, Request
+from gradtide.schedule.wiring import Wiring, need
 from gradtide.schedule.writer import Part, Rounds
 
-__all__ = ["Edge", "chain_parts", "grow", "inwards", "outwards", "star_in", "star_out"]
+__all__ = [
+    "Edge",
+    "away",
+    "chain_parts",
+    "grow",
+    "grow_by_machine",
+    "grow_doubling",
+    "inwards",
+    "outwards",
+    "star_in",
+    "star_out",
+    "towards",
+]
 
 Edge = tuple[int, int]
+Near = Callable[[int, int], float | None]  # how far a child is from a parent, or None where no route leads
+
+
+UNREACHED = "not every device reaches every other one through the devices asked for"
+
+
+def away(wiring: Wiring) -> Near:
+    """How far data travels from a parent to a child: for trees that spread."""
+    return lambda parent, child: wiring.path(parent, child).latency_s if wiring.reaches(parent, child) else None
+
+
+def towards(wiring: Wiring) -> Near:
+    """How far data travels from a child to its parent: for trees that gather."""
+    return lambda parent, child: away(wiring)(child, parent)
 
 
 def chain_parts(request: Request, order: Sequence[int], weight: int, channel: int, slices: int) -> list[Part]:
@@ -39,10 +65,9 @@ def star_out(root: int, ranks: Sequence[int]) -> Rounds:
     return (tuple((root, rank) for rank in ranks if rank != root),)
 
 
-def grow(root: int, order: Sequence[int], near: Callable[[int, int], float | None], fanout: int) -> list[Edge]:
+def grow(root: int, order: Sequence[int], near: Near, fanout: int) -> list[Edge]:
     """Edges (parent, child) of a tree over `order`, in the order they grew, each parent with `fanout` children
-    at most where the routes allow it. `near` says how far a child is from a parent, or None where no route leads.
-    """
+    at most where the routes allow it."""
     waiting = [rank for rank in order if rank != root]
     edges: list[Edge] = []
     for limit in (fanout, len(order)):  # where routes are scarce, some parents must take more children
@@ -55,7 +80,47 @@ def grow(root: int, order: Sequence[int], near: Callable[[int, int], float | Non
                 edges.append((parent, child))
                 waiting.remove(child)
                 queue.append(child)
-    need(not waiting, "not every device reaches every other one through the devices asked for")
+    need(not waiting, UNREACHED)
+    return edges
+
+
+def grow_by_machine(
+    root: int, machines: Sequence[Sequence[int]], near: Near, limb: Callable[..., list[Edge]], *fanout: int
+) -> list[Edge]:
+    """A tree of machines and in each machine a tree, so that data enters a machine once. `limb` grows each of them.
+
+    Where the heads of machines have no routes to each other, one tree over all.
+    """
+    home = next(ranks for ranks in machines if root in ranks)
+    place = list(home).index(root)
+    heads = {id(ranks): ranks[place % len(ranks)] for ranks in machines}
+    try:
+        edges = limb(root, list(heads.values()), near, *fanout)
+        for ranks in machines:
+            head = heads[id(ranks)]
+            at = list(ranks).index(head)
+            edges = [*edges, *limb(head, [*ranks[at:], *ranks[:at]], near, *fanout)]
+        return edges
+    except NotApplicable:
+        every = sorted(rank for ranks in machines for rank in ranks)
+        return limb(root, [*every[every.index(root) :], *every[: every.index(root)]], near, *fanout)
+
+
+def grow_doubling(root: int, order: Sequence[int], near: Near) -> list[Edge]:
+    """A binomial tree where the routes allow it: in every round each member takes one child more."""
+    members, waiting = [root], [rank for rank in order if rank != root]
+    edges: list[Edge] = []
+    while waiting:
+        grown = len(edges)
+        for parent in list(members):
+            reachable = [
+                (distance, at) for at, rank in enumerate(waiting) if (distance := near(parent, rank)) is not None
+            ]
+            if reachable:
+                child = waiting.pop(min(reachable)[1])
+                edges.append((parent, child))
+                members.append(child)
+        need(len(edges) > grown, UNREACHED)
     return edges
 
 

@@ -6,7 +6,7 @@ from gradtide.schedule.request import NotApplicable, Request
 from gradtide.schedule.resources import Path, Resources
 from gradtide.topology.model import NodeKind
 
-__all__ = ["Wiring", "hosts_of", "need", "slices_for", "wiring_of"]
+__all__ = ["Wiring", "hosts_of", "machines_of", "need", "slices_for", "wiring_of"]
 
 MAX_SLICES = 64  # beyond that, filling a pipeline costs 2 % at most, and ops cost time to plan and run
 
@@ -42,6 +42,15 @@ def hosts_of(request: Request) -> list[str]:
     hosts = [node.name for node in request.topology.nodes if node.kind is NodeKind.HOST]
     find = request.routes.find
     return [h for h in hosts if all(find(d, h) is not None and find(h, d) is not None for d in request.devices)]
+
+
+def machines_of(request: Request) -> list[list[int]]:
+    """The ranks of each machine, in order of appearance."""
+    machine = {node.name: node.machine for node in request.topology.nodes}
+    groups: dict[str, list[int]] = {}
+    for rank, device in enumerate(request.devices):
+        groups.setdefault(machine[device], []).append(rank)
+    return list(groups.values())
 
 
 def slices_for(request: Request, bytes_per_s: float, latency_s: float) -> int:
