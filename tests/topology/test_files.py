@@ -79,8 +79,8 @@ def test_a_one_way_link_a_count_and_a_shared_wire_survive():
         ('name = "b"', 'name = "a"', "line 8, field 'name' of node 2: node 'a' is there twice"),
         ('name = "b"', "name = 3", "line 8, field 'name' of node 2: expected text in quotes, not 3"),
         ('name = "b"\n', "", "line 7, field 'name' of node 2: is missing"),
-        ('"device"\n\n[[link', '"devise"\n\n[[link', "line 9, field 'kind' of node 2: no kind of node is called 'devise'"
-         "; did you mean 'device'?"),
+        ('"device"\n\n[[link', '"devise"\n\n[[link', "line 9, field 'kind' of node 2: no kind of node is called "
+         "'devise'; did you mean 'device'?"),
         ("[[link]]", "[[links]]", "line 11, field 'links': there is no such field; did you mean 'link'?"),
         ("[[link]]", "[link]", "line 11, field 'link': write one [[link]] table"),
         ('between = ["a", "b"]', 'from = "a"\nto = "b"', "line 8, field 'name' of node 2: device 'b' can't reach 'a'"),

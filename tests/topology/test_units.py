@@ -59,6 +59,7 @@ def test_a_range_of_sizes_has_two_ends_in_order():
         (parse_size_bytes, "nan", "is not a size"),
         (parse_size_bytes, "٣ MB", "is not a size"),
         (parse_size_bytes, "1e99999999 B", "is not a size"),
+        (parse_size_bytes, "1e99 B", "larger than anything"),
         (parse_size_bytes, "x" * 1_000_000, "is not a size"),
     ],
 )  # fmt: skip

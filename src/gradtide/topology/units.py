@@ -33,7 +33,8 @@ BYTES_ALIKE = {"kB": "KB"}
 RATES_ALIKE = {"kB/s": "KB/s", "Kbit/s": "kbit/s"} | {f"{p}bps": f"{p}bit/s" for p in DECIMAL if p}
 TIMES_ALIKE = {"µs": "us", "μs": "us"}
 
-QUANTITY = re.compile(r"\s*([+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,2})?)\s*(\S*)\s*", re.ASCII)
+MOST = Decimal("1e24")
+QUANTITY = re.compile(r"\s*([+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*", re.ASCII)
 
 
 def parse_size_bytes(text: str) -> int:
@@ -78,6 +79,8 @@ def _parse(
     value = Decimal(number) * units[unit]
     if value < 0:
         raise TopologyError(f"{shown(text)} is negative; {what} must not be")
+    if value > MOST:
+        raise TopologyError(f"{shown(text)} is larger than anything; {what} is at most 1e24")
     return value
 
 
@@ -114,5 +117,6 @@ def _format(value: float, units: Mapping[str, Decimal]) -> str:
     factor, unit = max(fitting) if fitting else min((f, u) for u, f in decimal.items())
     if not exact:
         factor, unit = Decimal(1), next(u for u, f in decimal.items() if f == 1)
-    number = f"{exact / factor:f}"
-    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}"
+    scaled = exact / factor
+    number = f"{scaled:f}" if scaled > Decimal("1e-9") or not scaled else str(scaled)
+    return f"{number.rstrip('0').rstrip('.') if '.' in number and 'E' not in number else number} {unit}"
