@@ -11,4 +11,5 @@ strategies/    one builder file a strategy
 verify.py      proves that a schedule gives the right result
 resources.py   links and wires that ops compete for, shared max-min fair
 simulate.py    when each op starts and ends, what each link carries
+servers_model.py  the same for parameter servers in very large clusters
 """
