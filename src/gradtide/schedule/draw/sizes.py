@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradtide.errors import ScheduleError
+from gradtide.schedule.draw.save import save
 from gradtide.topology.units import format_seconds, format_size
 
 if TYPE_CHECKING:
@@ -75,8 +76,6 @@ def draw_sizes(
     on top, the lower bound (if given) is dashed.
     """
     from matplotlib.figure import Figure
-
-    from gradtide.schedule.draw import save
 
     _check(sizes, seconds, bound_seconds)
     regions = winning_regions(sizes, seconds)

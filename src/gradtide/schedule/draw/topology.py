@@ -1,7 +1,4 @@
-"""Pictures for people: a topology with the traffic on its links. (draw_sizes.py has the plot over sizes.)
-
-matplotlib is imported when something is drawn, not before: it takes longer to load than a plan takes to make.
-"""
+"""A topology with the traffic on its links."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradtide.errors import OutputError, ScheduleError
-from gradtide.schedule.curves import between, shifted
-from gradtide.schedule.draw_sizes import draw_sizes
-from gradtide.schedule.layout import Box, Layout, lay_out
+from gradtide.errors import ScheduleError
+from gradtide.schedule.draw.curves import Points, between, shifted
+from gradtide.schedule.draw.layout import Box, Layout, lay_out
+from gradtide.schedule.draw.save import save
 from gradtide.topology.model import NodeKind, Topology
 from gradtide.topology.units import format_bytes_per_s, format_seconds
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_sizes", "draw_topology"]
+__all__ = ["draw_topology"]
 
 Pair = tuple[str, str]
 
@@ -67,27 +64,14 @@ def draw_topology(
         strokes, legend = _by_traffic(busy_s, rates)
         lines += _busiest_text(busy_s, loads)
     layout = lay_out(topology)
-    figure, axes = _canvas(layout, title or topology.name, lines)
+    curves = _curves(layout, strokes)
+    figure, axes = _canvas(layout, list(curves.values()), title or topology.name, lines)
     _draw_machines(axes, layout)
-    _draw_links(axes, layout, strokes, one_line=loads is None)
+    _draw_links(axes, curves, strokes, one_line=loads is None)
     _draw_nodes(axes, layout, topology)
-    _draw_legend(figure, axes, _kind_handles(topology), legend)
+    caption = "bandwidth a direction" if loads is None else "time a link is busy, compared with the busiest"
+    _draw_legend(figure, caption, _kind_handles(topology), legend)
     save(figure, path)
-
-
-def save(figure: "Figure", path: Path) -> None:
-    """Writes the figure; the same figure always gives the same bytes."""
-    import matplotlib as mpl
-
-    kinds = (".svg", ".png", ".pdf")
-    if path.suffix.lower() not in kinds:
-        raise OutputError(f"can't draw to {path}: its name must end in {', '.join(kinds)}")
-    date = {"Date": None} if path.suffix.lower() == ".svg" else {}
-    try:
-        with mpl.rc_context({"svg.hashsalt": "gradtide"}):
-            figure.savefig(path, dpi=150, facecolor="white", metadata=date)
-    except OSError as error:
-        raise OutputError(f"can't draw to {path}: {error.strerror}; name another file") from None
 
 
 def _rates(topology: Topology) -> dict[Pair, float]:
@@ -143,16 +127,18 @@ def _by_bandwidth(topology: Topology) -> tuple[dict[Pair, Stroke], list[Any]]:
     return strokes, named + ([(f"{len(known) - 7} slower", "#33475b", 1.0)] if len(known) > 7 else [])
 
 
-def _canvas(layout: Layout, title: str, lines: Sequence[str]) -> tuple["Figure", "Axes"]:
+def _canvas(layout: Layout, curves: Sequence[Points], title: str, lines: Sequence[str]) -> tuple["Figure", "Axes"]:
     """A figure whose axes are inches, with room for a title above and a legend below."""
     from matplotlib.figure import Figure
 
     boxes = layout.boxes.values()
-    left, right = min(b.x - b.width / 2 for b in boxes), max(b.x + b.width / 2 for b in boxes)
-    bottom, top = min(b.y for b in boxes), max(b.y for b in boxes)
-    middle, width = (left + right) / 2, max(right - left + 1.3, 7.4)
-    head = 0.62 + 0.27 * len(lines)
-    low, high = bottom - 1.45, top + 0.55 + head
+    left = min([b.x - b.width / 2 for b in boxes] + [c[:, 0].min() for c in curves])
+    right = max([b.x + b.width / 2 for b in boxes] + [c[:, 0].max() for c in curves])
+    bottom = min([b.y - b.height / 2 for b in boxes] + [c[:, 1].min() for c in curves])
+    top = max([b.y + b.height / 2 for b in boxes] + [c[:, 1].max() for c in curves])
+    middle, width = (left + right) / 2, max(right - left + 1.0, 7.4)
+    frames = 0.3 if layout.machines else 0.0
+    low, high = bottom - 1.35 - frames, top + 0.3 + frames + 0.55 + 0.27 * len(lines)
     figure = Figure(figsize=(width, high - low))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(middle - width / 2, middle + width / 2)
@@ -167,6 +153,8 @@ def _canvas(layout: Layout, title: str, lines: Sequence[str]) -> tuple["Figure",
 def _draw_machines(axes: "Axes", layout: Layout) -> None:
     from matplotlib.patches import FancyBboxPatch
 
+    framed = {name for names in layout.machines.values() for name in names}
+    hub = max((box.y for name, box in layout.boxes.items() if name not in framed), default=float("inf"))
     for machine, names in layout.machines.items():
         held = [layout.boxes[name] for name in names]
         left, right = min(b.x - b.width / 2 for b in held), max(b.x + b.width / 2 for b in held)
@@ -176,14 +164,22 @@ def _draw_machines(axes: "Axes", layout: Layout) -> None:
         frame.set(facecolor="#fafafa", edgecolor="#b8b8b8", linestyle=(0, (4, 3)), linewidth=0.9, zorder=0)
         axes.add_patch(frame)
         text: dict[str, Any] = {"fontsize": 9, "color": "#555555", "family": TYPE}
-        axes.text((left + right) / 2, low - 0.15, machine, ha="center", va="center", **text)
+        outside = high + 0.15 if low > hub else low - 0.15  # away from what joins the machines
+        axes.text((left + right) / 2, outside, machine, ha="center", va="center", **text)
 
 
-def _draw_links(axes: "Axes", layout: Layout, strokes: Mapping[Pair, Stroke], one_line: bool) -> None:
+def _curves(layout: Layout, strokes: Mapping[Pair, Stroke]) -> dict[Pair, Points]:
+    """The line of each pair that is wired."""
     boxes = layout.boxes
+    lines = {}
     for a, b in _neighbours(strokes):
         others = [box for name, box in boxes.items() if name not in (a, b)]
-        line = between(boxes[a], boxes[b], others)
+        lines[a, b] = between(boxes[a], boxes[b], others, layout.tiered, layout.core)
+    return lines
+
+
+def _draw_links(axes: "Axes", curves: Mapping[Pair, Points], strokes: Mapping[Pair, Stroke], one_line: bool) -> None:
+    for (a, b), line in curves.items():
         there, back = strokes.get((a, b)), strokes.get((b, a))
         if one_line and there == back and there:
             axes.plot(line[:, 0], line[:, 1], color=there.colour, lw=there.points, solid_capstyle="butt", zorder=1)
@@ -243,14 +239,15 @@ def _kind_handles(topology: Topology) -> list[Any]:
     return [Patch(facecolor=FILL[k], edgecolor=EDGE[k], label=KIND[k]) for k in NodeKind if k in there]
 
 
-def _draw_legend(figure: "Figure", axes: "Axes", kinds: list[Any], links: list[tuple[str, str, float]]) -> None:
+def _draw_legend(figure: "Figure", caption: str, kinds: list[Any], links: list[tuple[str, str, float]]) -> None:
+    """What colours and widths mean, and below that the kinds of nodes."""
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=colour, lw=points, label=text) for text, colour, points in links]
-    height = figure.get_figheight()
-    for handles, y in ((kinds, 0.16), (lines, 0.46)):
-        columns = max(len(handles), 1)
+    height, font = figure.get_figheight(), {"family": TYPE, "size": 9}
+    figure.text(0.5, 0.84 / height, caption, ha="center", va="center", fontsize=9, family=TYPE, style="italic")
+    for handles, y in ((kinds, 0.14), (lines, 0.44)):
         figure.legend(
-            handles=handles, loc="lower center", bbox_to_anchor=(0.5, y / height), ncols=columns, frameon=False,
-            fontsize=9, handlelength=1.9, columnspacing=1.3, borderpad=0.1, prop={"family": TYPE, "size": 9},
+            handles=handles, loc="lower center", bbox_to_anchor=(0.5, y / height), ncols=max(len(handles), 1),
+            frameon=False, handlelength=1.9, columnspacing=1.3, borderpad=0.1, prop=font,
         )  # fmt: skip
