@@ -11,5 +11,7 @@ strategies/    one builder file a strategy
 verify.py      proves that a schedule gives the right result
 resources.py   links and wires that ops compete for, shared max-min fair
 simulate.py    when each op starts and ends, what each link carries
+packing/       packs trees into a network as tightly as its wires allow
+bound.py       the time that no schedule can beat
 servers_model.py  the same for parameter servers in very large clusters
 """
