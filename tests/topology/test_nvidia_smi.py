@@ -134,6 +134,11 @@ def test_gpus_that_no_path_joins_are_refused():
         read(apart)
 
 
+def test_a_nic_with_nvlinks_is_refused():
+    with pytest.raises(TopologyError, match="line 2, column NIC0: NV2, but only GPUs have NVLinks"):
+        read("\tGPU0\tNIC0\nGPU0\tX\tNV2\nNIC0\tNV2\tX\n")
+
+
 def test_a_saved_text_is_recognised_by_its_content(tmp_path):
     (tmp_path / "topo.txt").write_text(UNDERLINED)
     assert topology_named(str(tmp_path / "topo.txt")).name == "topo"

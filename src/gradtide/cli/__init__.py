@@ -1,6 +1,7 @@
 """The command line, one file a command.
 
 app.py       puts the commands together; turns our errors into one line and exit code 2
+topology.py  lists, shows, checks and probes topologies
 """
 
 from gradtide.cli.app import main

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gradtide import __version__
+from gradtide.cli import topology
 from gradtide.errors import GradtideError
 
 __all__ = ["app", "main"]
@@ -19,6 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(topology.app, name="topology")
 
 
 def _show_version(wanted: bool) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradtide.topology.model import Node, NodeKind, Topology
 
@@ -49,17 +49,21 @@ def lay_out(topology: Topology) -> Layout:
     devices = [node.name for node in topology.nodes if node.kind is NodeKind.DEVICE]
     others = [node.name for node in topology.nodes if node.kind is not NodeKind.DEVICE]
     meshed = any(graph[name] & set(devices) for name in devices)
-    core, tiered = 0.0, False
+    core, hub, tiered = 0.0, 0.0, False
     if not others:
         places = _circle(devices, max(widths.values()))
     elif len(others) == 1 and not meshed and len(devices) > 2:
-        places = _circle(devices, max(widths.values())) | {others[0]: (0.0, 0.0)}
+        places = _circle(devices, max(*widths.values(), 1.1)) | {others[0]: (0.0, 0.0)}
+        hub = 0.5 * max(math.hypot(x, y) for x, y in places.values())  # a large hub keeps its links apart
+        widths[others[0]] = max(widths[others[0]], hub)
     elif meshed:
         places, core = _ringed(devices, others, graph, max(widths.values()))
     else:
         tiered, places = True, _two_storeys(topology, graph, widths)
         widths |= _bars(others, graph, places, widths)
     boxes = {name: Box(x, y, widths[name], texts[name]) for name, (x, y) in places.items()}
+    if hub:
+        boxes[others[0]] = replace(boxes[others[0]], height=max(HEIGHT, hub))
     return Layout(boxes, machines, tiered, core)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradtide.errors import ScheduleError
+from gradtide.errors import OutputError, ScheduleError
 from gradtide.schedule.draw.curves import Points, between, shifted
 from gradtide.schedule.draw.layout import Box, Layout, lay_out
 from gradtide.schedule.draw.save import save
@@ -36,6 +36,7 @@ BINS = (
 )
 CLASSES = ("#33475b", "#b5651d", "#6a3d9a", "#1b7a7a", "#8a1c4a", "#5b6d00")
 TYPE = "DejaVu Sans"
+MOST_NODES = 400  # beyond that nobody can read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,9 @@ def draw_topology(
     (bytes / bandwidth) compared with the busiest, which is named. Without it, links are coloured by bandwidth.
     `title` stands on top (the topology's name where it is empty), `note` below it.
     """
+    if len(topology.nodes) > MOST_NODES:
+        text = f"{topology.name} has {len(topology.nodes):,} nodes; a picture holds {MOST_NODES}"
+        raise OutputError(f"{text}; draw a smaller topology of the same shape")
     rates = _rates(topology)
     lines = [note] if note else []
     if loads is None:
