@@ -8,6 +8,7 @@ import typer
 
 from gradtide import __version__
 from gradtide.cli import topology
+from gradtide.cli.plan import plan
 from gradtide.errors import GradtideError
 
 __all__ = ["app", "main"]
@@ -21,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(topology.app, name="topology")
+app.command()(plan)
 
 
 def _show_version(wanted: bool) -> None:
