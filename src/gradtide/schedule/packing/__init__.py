@@ -5,4 +5,7 @@ trees.py         trees as arrays, and which of them a collective takes
 arborescence.py  minimum arborescences, many at a time
 price.py         the cheapest trees at given prices of the wires
 generate.py      column generation: the best packing and its certificate
+shallow.py       the same with flat trees, and slack where it costs least
+pieces.py        a packing cut into pieces of equal size
+timetable.py     which piece goes over which wire when
 """

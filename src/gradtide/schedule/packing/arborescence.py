@@ -110,7 +110,7 @@ def least_costs(costs: Floats, wanted: NDArray[np.bool_]) -> Floats:
     while True:
         reaches = _closure(left <= 1e-12)  # [b, v, u]: u reaches v
         lost = wanted & ~reaches[:, :, 0]
-        busy = lost.any(axis=1)
+        busy: NDArray[np.bool_] = np.logical_or.reduce(lost, axis=1)
         if not busy.any():
             return total
         target = np.where(lost, reaches.sum(axis=2), n + 1).argmin(axis=1)

@@ -49,6 +49,14 @@ class Trees:
     def only(self, kept: NDArray[np.bool_] | Ints) -> "Trees":
         return Trees(self.inward[kept], self.roots[kept], self.parents[kept])
 
+    def depths(self) -> Ints:
+        """How many hops each tree is deep."""
+        deep, above = np.zeros(len(self), dtype=np.intp), self.parents
+        while (above >= 0).any():
+            deep += (above >= 0).any(axis=1)
+            above = np.where(above >= 0, np.take_along_axis(self.parents, np.maximum(above, 0), axis=1), -1)
+        return deep
+
     def joined(self, other: "Trees") -> "Trees":
         """These trees, then those of the other that are new."""
         both = Trees(
