@@ -7,18 +7,20 @@ import pytest
 from gradtide.schedule.packing import linear
 
 
-def problem(seed: int):
+def problem(seed: int) -> linear.Programme:
     chance = np.random.default_rng(seed)
     cost, at_most = chance.uniform(0.1, 1, 40), -chance.uniform(0, 1, (20, 40)) * (chance.random((20, 40)) < 0.4)
     equal, feasible = chance.uniform(0, 1, (2, 40)), chance.uniform(0, 1, 40)
-    return cost, at_most, at_most @ feasible + 0.1, equal, equal @ feasible
+    most = np.full(40, 0.9) if seed % 2 else None
+    feasible = np.minimum(feasible, 0.9)
+    return linear.Programme(cost, at_most, at_most @ feasible + 0.1, equal, equal @ feasible, most)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_extension_and_scipy_agree(seed: int):
     core = linear._core()
     assert core is not None
-    ours, theirs = linear._through_core(core, *problem(seed)), linear._through_scipy(*problem(seed))
+    ours, theirs = linear._through_core(core, problem(seed)), linear._through_scipy(problem(seed))
     assert ours.value == pytest.approx(theirs.value)
     assert ours.x == pytest.approx(theirs.x, abs=1e-9)
     assert ours.prices == pytest.approx(theirs.prices, abs=1e-9)
@@ -26,7 +28,7 @@ def test_the_extension_and_scipy_agree(seed: int):
 
 def test_a_scipy_that_speaks_otherwise_is_asked_the_public_way(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(linear, "_core", object)
-    assert linear.minimise(*problem(1)).value == pytest.approx(linear._through_scipy(*problem(1)).value)
+    assert linear.minimise(problem(1)).value == pytest.approx(linear._through_scipy(problem(1)).value)
 
 
 def test_a_plan_does_not_import_scipy_optimize_which_still_works_afterwards():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gradtide.schedule.packing.linear import minimise
+from gradtide.schedule.packing.linear import Programme, minimise
 from gradtide.schedule.packing.network import Network
 from gradtide.schedule.packing.price import certified_cost, price
 from gradtide.schedule.packing.trees import Demand, Trees, wire_loads
@@ -76,11 +76,12 @@ def root_rows(trees: Trees, demand: Demand) -> tuple[Floats, Floats]:
 def _share_out(loads: Floats, trees: Trees, demand: Demand) -> tuple[float, Floats, Floats]:
     """The least time of the busiest wire, each tree's part, and the wires' prices."""
     rows, sides = root_rows(trees, demand)
-    answer = minimise(
+    programme = Programme(
         np.append(1.0, np.zeros(len(trees))),
         at_most=np.hstack([-np.ones((len(loads), 1)), loads]),
         limits=np.zeros(len(loads)),
         equal=np.hstack([np.zeros((len(rows), 1)), rows]),
         sides=sides,
     )
+    answer = minimise(programme)
     return answer.value, answer.x[1:], answer.prices / answer.prices.sum()

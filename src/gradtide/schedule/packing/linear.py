@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Solution", "minimise"]
+__all__ = ["Programme", "Solution", "minimise"]
 
 Floats = NDArray[np.float64]
 
@@ -30,25 +30,37 @@ class Solution(NamedTuple):
     prices: Floats  # of the rows of at_most, not negative
 
 
-def minimise(cost: Floats, at_most: Floats, limits: Floats, equal: Floats, sides: Floats) -> Solution:
-    """The x >= 0 with at_most @ x <= limits and equal @ x == sides that costs least."""
+class Programme(NamedTuple):
+    """Find the x from 0 to `most` with at_most @ x <= limits and equal @ x == sides that costs least."""
+
+    cost: Floats
+    at_most: Floats
+    limits: Floats
+    equal: Floats
+    sides: Floats
+    most: Floats | None = None  # None: x has no upper end
+
+
+def minimise(programme: Programme) -> Solution:
+    """The solution of a programme that has one."""
     core = _core()
     if core is not None:
         try:
-            return _through_core(core, cost, at_most, limits, equal, sides)
+            return _through_core(core, programme)
         except (AttributeError, TypeError):
             pass  # another scipy, whose extension speaks otherwise
-    return _through_scipy(cost, at_most, limits, equal, sides)
+    return _through_scipy(programme)
 
 
-def _through_core(core: Any, cost: Floats, at_most: Floats, limits: Floats, equal: Floats, sides: Floats) -> Solution:
+def _through_core(core: Any, programme: Programme) -> Solution:
+    cost, at_most, limits, equal, sides, most = programme
     rows = np.vstack([at_most, equal])
     column, row = np.nonzero(rows.T)
     model = core.HighsLp()
     model.num_col_, model.num_row_ = model.a_matrix_.num_col_, model.a_matrix_.num_row_ = rows.shape[::-1]
     model.a_matrix_.format_ = core.MatrixFormat.kColwise
     model.col_cost_ = cost
-    model.col_lower_, model.col_upper_ = np.zeros(len(cost)), np.full(len(cost), np.inf)
+    model.col_lower_, model.col_upper_ = np.zeros(len(cost)), np.full(len(cost), np.inf) if most is None else most
     model.row_lower_ = np.concatenate([np.full(len(limits), -np.inf), sides])
     model.row_upper_ = np.concatenate([limits, sides])
     model.a_matrix_.start_ = np.searchsorted(column, np.arange(len(cost) + 1)).astype(np.int32)
@@ -66,11 +78,14 @@ def _through_core(core: Any, cost: Floats, at_most: Floats, limits: Floats, equa
     return Solution(float(solver.getInfo().objective_function_value), np.array(solution.col_value), prices)
 
 
-def _through_scipy(cost: Floats, at_most: Floats, limits: Floats, equal: Floats, sides: Floats) -> Solution:
+def _through_scipy(programme: Programme) -> Solution:
     from scipy.optimize import linprog
 
-    answer = linprog(cost, A_ub=at_most, b_ub=limits, A_eq=equal, b_eq=sides, method="highs")
-    assert answer.x is not None and answer.fun is not None, answer.message  # noqa: PT018
+    cost, at_most, limits, equal, sides, most = programme
+    ends = [(0.0, float(end)) for end in (np.full(len(cost), np.inf) if most is None else most)]
+    answer = linprog(cost, A_ub=at_most, b_ub=limits, A_eq=equal, b_eq=sides, bounds=ends, method="highs")
+    assert answer.x is not None, answer.message
+    assert answer.fun is not None
     return Solution(float(answer.fun), answer.x, np.maximum(-answer.ineqlin.marginals, 0.0))
 
 
