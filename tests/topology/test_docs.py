@@ -1,8 +1,8 @@
 import re
 from pathlib import Path
 
+from gradtide.topology.formats.toml_file import parse_toml
 from gradtide.topology.presets import PRESETS
-from gradtide.topology.toml_file import parse_toml
 
 PAGE = (Path(__file__).parents[2] / "docs" / "topologies.md").read_text()
 

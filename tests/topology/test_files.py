@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from gradtide.errors import OutputError, TopologyError
 from gradtide.topology.files import read_topology, topology_named, write_topology
+from gradtide.topology.formats.toml_file import format_toml, parse_toml
 from gradtide.topology.model import Link, Node, NodeKind, Topology
 from gradtide.topology.presets import PRESETS, preset
-from gradtide.topology.toml_file import format_toml, parse_toml
 
 GOOD = """\
 name = "pair"

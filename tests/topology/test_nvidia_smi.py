@@ -2,8 +2,8 @@ import pytest
 
 from gradtide.errors import TopologyError
 from gradtide.topology.files import topology_named
+from gradtide.topology.formats.nvidia_smi import parse_nvidia_smi
 from gradtide.topology.model import NodeKind, Topology
-from gradtide.topology.nvidia_smi import parse_nvidia_smi
 from gradtide.topology.rates import Rates
 from gradtide.topology.routes import Routes
 

@@ -9,8 +9,8 @@ import pytest
 
 from gradtide.errors import TopologyError
 from gradtide.topology.files import read_topology, write_topology
-from gradtide.topology.probe import Fit, Sample, build_topology, fit_link, measure_link
-from gradtide.topology.probe_machine import Crew, probe_machine
+from gradtide.topology.probe.fit import Fit, Sample, build_topology, fit_link, measure_link
+from gradtide.topology.probe.machine import Crew, probe_machine
 
 
 def children_of(pid: int) -> list[int]:
@@ -114,7 +114,7 @@ def test_a_process_that_hangs_is_given_up_at_the_deadline():
 
 def test_no_process_outlives_a_parent_that_is_killed():
     code = (
-        "import time\nfrom gradtide.topology.probe_machine import Crew\n"
+        "import time\nfrom gradtide.topology.probe.machine import Crew\n"
         "with Crew(2, wait_s=30) as crew:\n    print('up', flush=True)\n    time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradtide.errors import TopologyError
-from gradtide.topology.nvidia_smi import parse_nvidia_smi
+from gradtide.topology.formats.nvidia_smi import parse_nvidia_smi
+from gradtide.topology.formats.toml_file import format_toml, parse_toml
 from gradtide.topology.presets import preset
-from gradtide.topology.toml_file import format_toml, parse_toml
 
 TOML = format_toml(preset("pcie-4gpu"))
 MATRIX = "\tGPU0\tGPU1\tNIC0\tCPU Affinity\nGPU0\tX\tNV2\tPIX\t0-7\nGPU1\tNV2\tX\tPHB\t0-7\nNIC0\tPIX\tPHB\tX\t\n"

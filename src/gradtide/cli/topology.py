@@ -56,7 +56,7 @@ def show(
 
         draw_topology(topology, draw)
     if toml:
-        from gradtide.topology.toml_file import format_toml
+        from gradtide.topology.formats.toml_file import format_toml
 
         typer.echo(format_toml(topology), nl=False)
     elif as_json:
@@ -92,7 +92,7 @@ def probe(
     """Measure latency and bandwidth between processes of this machine."""
     from gradtide.errors import ConfigError
     from gradtide.topology.files import write_topology
-    from gradtide.topology.probe_machine import probe_machine
+    from gradtide.topology.probe.machine import probe_machine
 
     if not 0 < seconds <= 600:
         raise ConfigError(f"--seconds must be above 0 and at most 600, not {seconds:g}")

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from gradtide.errors import OutputError, TopologyError
+from gradtide.topology.formats.nvidia_smi import looks_like_nvidia_smi, parse_nvidia_smi
+from gradtide.topology.formats.toml_file import format_toml, parse_toml
 from gradtide.topology.model import Topology
-from gradtide.topology.nvidia_smi import looks_like_nvidia_smi, parse_nvidia_smi
 from gradtide.topology.presets import is_preset_name, preset
 from gradtide.topology.rates import Rates
-from gradtide.topology.toml_file import format_toml, parse_toml
 from gradtide.topology.wording import shown
 
 __all__ = ["read_topology", "topology_named", "write_topology"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gradtide.errors import TopologyError
+from gradtide.topology.formats.toml_lines import Lines
 from gradtide.topology.model import Link, Node, NodeKind, Topology
-from gradtide.topology.toml_lines import Lines
 from gradtide.topology.units import format_bytes_per_s, format_seconds, parse_bytes_per_s, parse_seconds
 from gradtide.topology.validate import faults
 from gradtide.topology.wording import nearest, shown

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gradtide.errors import TopologyError
+from gradtide.topology.formats.pcie_tree import DISTANCES, Member, pcie_tree
 from gradtide.topology.model import Link, Node, NodeKind, Topology
-from gradtide.topology.pcie_tree import DISTANCES, Member, pcie_tree
 from gradtide.topology.rates import NVLINK_S, Rates
 from gradtide.topology.validate import check
 from gradtide.topology.wording import nearest, shown
