@@ -80,7 +80,7 @@ def hop_loads(network: Network, groups: list[Group]) -> NDArray[np.float64]:
 
 
 def steps(group: Group) -> int:
-    """How many hops a piece takes one after the other: a node adds up one arrival at a time, but sends to all at once."""
+    """How many hops a piece takes one after the other: a node adds up one arrival at a time, but sends at once."""
     done: dict[int, int] = {}
     for source, target in group.up:  # children come first, so what the source waits for is known
         done[target] = max(done.get(target, 0), done.get(source, 0)) + 1

@@ -17,7 +17,7 @@ from gradtide.schedule.packing.pieces import Arc, Group
 
 __all__ = ["Hop", "Timetable", "timetable"]
 
-LEAST_RATE = 0.5  # of a route's full speed, for a piece to share its wires with others
+LEAST_RATE = 0.25  # of full speed, for a piece to start on wires that others use; most wires are then never half idle
 URGENCY = 3.0  # how many hops' time a piece is ahead per hop that it has left; 0 costs 5 % on a ring of 8
 
 
@@ -36,6 +36,7 @@ class Hop:
     after: tuple["Hop", ...] = ()  # those that used its wires just before it
     number: int = -1  # in the order of starting
     rate: float = 0.0
+    done_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +116,7 @@ class _Clock:
         self.ends: list[tuple[float, int, Hop]] = []
         self.last: list[tuple[float, list[Hop]]] = [(0.0, []) for _ in self.free]  # who left each wire last, and when
         self.started: list[Hop] = []
+        self.slow: dict[int, Hop] = {}  # those that have less than their full speed, by number
         self.queued = 0
 
     def run(self, hops: list[Hop]) -> None:
@@ -126,7 +128,10 @@ class _Clock:
             self.now = self.ends[0][0]
             touched: set[int] = set()
             while self.ends and self.ends[0][0] <= self.now * (1 + 1e-9):
-                self._end(heapq.heappop(self.ends)[2], touched)
+                when, _, hop = heapq.heappop(self.ends)
+                if when == hop.done_at:  # and it hasn't got faster since
+                    self._end(hop, touched)
+            self._speed_up()
             self._start(sorted(touched))
 
     def _queue(self, hop: Hop) -> None:
@@ -134,6 +139,7 @@ class _Clock:
         heapq.heappush(self.ready[hop.arc], (hop.urgency, self.queued, hop))
 
     def _end(self, hop: Hop, touched: set[int]) -> None:
+        self.slow.pop(hop.number, None)
         for wire, load in self.wires[hop.arc]:
             self.free[wire] += hop.rate * load
             touched.update(arc for arc in self.arcs[wire] if self.ready[arc])
@@ -150,6 +156,26 @@ class _Clock:
         for later in released:
             self._queue(later)
             touched.add(later.arc)
+
+    def _speed_up(self) -> None:
+        """Whoever shares its wires takes what others have left on them."""
+        for hop in list(self.slow.values()):
+            more = min(self.free[wire] / load for wire, load in self.wires[hop.arc])
+            if more > 1e-6 * self.full[hop.arc]:
+                left_s = (hop.done_at - self.now) * hop.rate / (hop.rate + more)
+                self._take(hop, more, left_s)
+
+    def _take(self, hop: Hop, rate: float, left_s: float) -> None:
+        for wire, load in self.wires[hop.arc]:
+            self.free[wire] -= rate * load
+        hop.rate += rate
+        hop.done_at = self.now + left_s
+        if hop.rate < (1 - 1e-6) * self.full[hop.arc]:
+            self.slow[hop.number] = hop
+        else:
+            self.slow.pop(hop.number, None)
+        self.queued += 1
+        heapq.heappush(self.ends, (hop.done_at, self.queued, hop))
 
     def _start(self, arcs: Sequence[int]) -> None:
         """The most urgent first, on whichever of these arcs has room."""
@@ -175,14 +201,12 @@ class _Clock:
 
     def _go(self, hop: Hop, rate: float) -> None:
         before: dict[int, Hop] = {}
-        for wire, load in self.wires[hop.arc]:
-            self.free[wire] -= rate * load
+        for wire, _ in self.wires[hop.arc]:
             for earlier in self.last[wire][1]:
                 if earlier.arc != hop.arc:  # those of one arc go one after the other anyway
                     before[earlier.number] = earlier
-        hop.after, hop.rate, hop.number = tuple(before.values()), rate, len(self.started)
+        hop.after, hop.number = tuple(before.values()), len(self.started)
         if hop.reduces:
             self.writing[hop.target, hop.piece] = []
         self.started.append(hop)
-        self.queued += 1
-        heapq.heappush(self.ends, (self.now + self.latency[hop.arc] + self.piece_bytes / rate, self.queued, hop))
+        self._take(hop, rate, self.latency[hop.arc] + self.piece_bytes / rate)
