@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import time
@@ -114,15 +115,13 @@ def test_mistakes_are_one_clear_line(arguments: list[str], fault: str):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("where", "seconds"), [("dgx1-v100", 1.0), ("dgx2", 2.0)])
+@pytest.mark.parametrize(("where", "seconds"), [("pcie-4gpu", 1.0), ("dgx1-v100", 1.0), ("dgx2", 2.0)])
+@pytest.mark.skipif(os.getloadavg()[0] > (os.cpu_count() or 1), reason="a busy machine says nothing about speed")
 def test_the_command_answers_in_a_blink(where: str, seconds: float):
-    """Processor time, which a busy machine does not stretch as it does the clock's."""
-    code = "import sys, time; from gradtide.cli import main; sys.argv = sys.argv[1:]; "
-    code += "main.__globals__['app'](standalone_mode=False); print(time.process_time(), file=sys.stderr)"
-    command = [sys.executable, "-c", code, "gradtide", "plan", where, "--size", "160MB"]
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        times.append(min(time.perf_counter() - start, float(done.stderr.split()[-1])))
+        command = [sys.executable, "-m", "gradtide", "plan", where, "--size", "160MB"]
+        subprocess.run(command, capture_output=True, check=True)
+        times.append(time.perf_counter() - start)
     assert min(times) < seconds
