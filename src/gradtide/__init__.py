@@ -7,14 +7,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    pass
+    from gradtide.schedule.plan import plan
 
 __version__ = "0.1.0"
 
 # Where each public name lives, relative to this package.
-_EXPORTS: dict[str, str] = {}
+_EXPORTS: dict[str, str] = {"plan": ".schedule.plan"}
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "plan"]
 
 
 def __getattr__(name: str) -> object:

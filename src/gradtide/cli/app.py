@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from gradtide import __version__
+from gradtide.cli import topology
+from gradtide.cli.plan import plan
 from gradtide.errors import GradtideError
 
 __all__ = ["app", "main"]
@@ -19,6 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(topology.app, name="topology")
+app.command()(plan)
 
 
 def _show_version(wanted: bool) -> None:

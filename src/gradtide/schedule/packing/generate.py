@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gradtide.schedule.packing.linear import Programme, minimise
 from gradtide.schedule.packing.network import Network
 from gradtide.schedule.packing.price import certified_cost, price
 from gradtide.schedule.packing.trees import Demand, Trees, wire_loads
@@ -74,18 +75,13 @@ def root_rows(trees: Trees, demand: Demand) -> tuple[Floats, Floats]:
 
 def _share_out(loads: Floats, trees: Trees, demand: Demand) -> tuple[float, Floats, Floats]:
     """The least time of the busiest wire, each tree's part, and the wires' prices."""
-    from scipy.optimize import linprog  # takes longer to import than everything else here
-
     rows, sides = root_rows(trees, demand)
-    answer = linprog(
+    programme = Programme(
         np.append(1.0, np.zeros(len(trees))),
-        A_ub=np.hstack([-np.ones((len(loads), 1)), loads]),
-        b_ub=np.zeros(len(loads)),
-        A_eq=np.hstack([np.zeros((len(rows), 1)), rows]),
-        b_eq=sides,
-        method="highs",
+        at_most=np.hstack([-np.ones((len(loads), 1)), loads]),
+        limits=np.zeros(len(loads)),
+        equal=np.hstack([np.zeros((len(rows), 1)), rows]),
+        sides=sides,
     )
-    assert answer.x is not None, answer.message
-    assert answer.fun is not None
-    prices = np.maximum(-answer.ineqlin.marginals, 0.0)
-    return float(answer.fun), answer.x[1:], prices / prices.sum()
+    answer = minimise(programme)
+    return answer.value, answer.x[1:], answer.prices / answer.prices.sum()

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from gradtide.schedule.packing.arborescence import MISSING
 from gradtide.schedule.packing.generate import Packing, root_rows
+from gradtide.schedule.packing.linear import Programme, minimise
 from gradtide.schedule.packing.network import Network
 from gradtide.schedule.packing.price import from_root, to_names, without_idle_leaves
 from gradtide.schedule.packing.trees import Demand, Trees, wire_loads
@@ -45,23 +46,19 @@ def flattened(network: Network, demand: Demand, packing: Packing, slack: float) 
 
 def _share_out(loads: Floats, limit: float, trees: Trees, demand: Demand) -> tuple[float, Floats, Floats]:
     """The least mean depth and excess with no wire busy beyond the limit, each tree's part, and the wires' prices."""
-    from scipy.optimize import linprog
-
     rows, sides = root_rows(trees, demand)
     wires = len(loads)
-    answer = linprog(
+    programme = Programme(
         np.append(trees.depths(), np.full(wires, EXCESS)),
-        A_ub=np.hstack([loads / limit, -np.eye(wires)]),
-        b_ub=np.full(wires, EASY),
-        A_eq=np.hstack([rows, np.zeros((len(rows), wires))]),
-        b_eq=sides,
-        bounds=[(0.0, np.inf)] * len(trees) + [(0.0, 1.0 - EASY)] * wires,
-        method="highs",
+        at_most=np.hstack([loads / limit, -np.eye(wires)]),
+        limits=np.full(wires, EASY),
+        equal=np.hstack([rows, np.zeros((len(rows), wires))]),
+        sides=sides,
+        most=np.append(np.full(len(trees), np.inf), np.full(wires, 1.0 - EASY)),
     )
-    assert answer.x is not None, answer.message
-    assert answer.fun is not None
-    prices = np.maximum(-answer.ineqlin.marginals, 0.0)
-    return float(answer.fun), answer.x[: len(trees)], prices / max(prices.sum(), 1e-12) + 1e-3 / len(prices)
+    answer = minimise(programme)
+    prices = answer.prices
+    return answer.value, answer.x[: len(trees)], prices / max(prices.sum(), 1e-12) + 1e-3 / len(prices)
 
 
 def _flat_trees(network: Network, demand: Demand, arc_costs: Floats) -> Trees:
