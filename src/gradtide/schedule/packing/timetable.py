@@ -114,6 +114,7 @@ class _Clock:
         for arc, ws in enumerate(self.wires):
             for wire, _ in ws:
                 self.arcs[wire].append(arc)
+        self.alone = [all(len(self.arcs[wire]) == 1 for wire, _ in ws) for ws in self.wires]
         self.ready: list[list[tuple[tuple[float, int], int, Hop]]] = [[] for _ in self.wires]
         self.writing: dict[tuple[int, int], list[Hop]] = {}  # (node, piece) being added to -> who waits for its turn
         self.ends: list[tuple[float, int, Hop]] = []
@@ -125,21 +126,32 @@ class _Clock:
     def run(self, hops: list[Hop]) -> None:
         for hop in hops:
             if not hop.waits_for:
-                self._queue(hop)
+                self._release(hop, set())
         self._start(range(len(self.wires)))
         while self.ends:
             self.now = self.ends[0][0]
             touched: set[int] = set()
             while self.ends and self.ends[0][0] <= self.now * (1 + 1e-9):
                 when, _, hop = heapq.heappop(self.ends)
-                if when == hop.done_at:  # and it hasn't got faster since
+                if not hop.rate:
+                    self._queue(hop, touched)
+                elif when == hop.done_at:  # and it hasn't got faster since
                     self._end(hop, touched)
             self._speed_up()
             self._start(sorted(touched))
 
-    def _queue(self, hop: Hop) -> None:
+    def _release(self, hop: Hop, touched: set[int]) -> None:
+        """On wires that no other arc uses, latency overlaps with what goes before; elsewhere it keeps wires waiting."""
+        if self.alone[hop.arc]:
+            self.queued += 1
+            heapq.heappush(self.ends, (self.now + self.latency[hop.arc], self.queued, hop))
+        else:
+            self._queue(hop, touched)
+
+    def _queue(self, hop: Hop, touched: set[int]) -> None:
         self.queued += 1
         heapq.heappush(self.ready[hop.arc], (hop.urgency, self.queued, hop))
+        touched.add(hop.arc)
 
     def _end(self, hop: Hop, touched: set[int]) -> None:
         self.slow.pop(hop.number, None)
@@ -157,8 +169,7 @@ class _Clock:
             if not later.waits_for:
                 released.append(later)
         for later in released:
-            self._queue(later)
-            touched.add(later.arc)
+            self._release(later, touched)
 
     def _speed_up(self) -> None:
         """Whoever shares its wires takes what others have left on them."""
@@ -214,4 +225,4 @@ class _Clock:
         if hop.reduces:
             self.writing[hop.target, hop.piece] = []
         self.started.append(hop)
-        self._take(hop, rate, self.latency[hop.arc] + self.piece_bytes / rate)
+        self._take(hop, rate, self.piece_bytes / rate + (0.0 if self.alone[hop.arc] else self.latency[hop.arc]))

@@ -1,8 +1,10 @@
 """packed-trees: the trees of the lower bound's own packing, cut into pieces and pipelined."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gradtide.schedule.bound import MOST_NODES, Packed, packed
 from gradtide.schedule.model import Collective, Kind, Schedule
@@ -55,16 +57,25 @@ def _finest_that_helps(request: Request, best: Packed, enough_s: float) -> tuple
     """The plan, how fine it is, and whether finer ones might do still better."""
     slack, abreast = FIRST
     groups, cuts = _cuts(request, slack)
-    plan, fineness = None, 0
-    for at, counts in enumerate(cuts):
-        tried = timetable(best.network, groups, counts, request.size_bytes, enough_s, abreast)
-        if plan is not None and tried.seconds >= plan.seconds:
-            return plan, fineness, False
-        plan, fineness = tried, at
+    plan = timetable(best.network, groups, cuts[0], request.size_bytes, enough_s, abreast)
+    fineness, waits = 0, _waits(best.network, groups)
+    for at, counts in enumerate(cuts[1:], 1):
         if plan.seconds <= enough_s:
             break
-    assert plan is not None
+        if plan.seconds < enough_s / GOOD_ENOUGH + float((waits @ counts).max()):
+            return plan, fineness, False
+        tried = timetable(best.network, groups, counts, request.size_bytes, enough_s, abreast)
+        if tried.seconds < plan.seconds:
+            plan, fineness = tried, at
     return plan, fineness, True
+
+
+def _waits(network: Network, groups: list[Group]) -> NDArray[np.float64]:
+    """wires × groups: how long a piece's latencies keep each wire waiting, where several arcs take turns on it."""
+    shared = (network.wire_load > 0).sum(axis=1) > 1
+    slow = replace(network, wire_load=network.wire_load * network.latency_s, bytes_per_s=np.ones(len(shared)))
+    waits: NDArray[np.float64] = hop_loads(slow, groups) * shared[:, None]
+    return waits
 
 
 def _cuts(request: Request, slack: float) -> tuple[list[Group], list[list[int]]]:
