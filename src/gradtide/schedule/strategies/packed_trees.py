@@ -22,7 +22,7 @@ from gradtide.topology.model import NodeKind, Topology
 MOST_OPS = 12_000  # proving and simulating more takes too long while somebody waits for a plan
 GOOD_ENOUGH = 1.03  # times the bound; then nothing finer is tried
 # The busiest wire's slack, and how many pieces share a wire: more where routes of several wires cross.
-FIRST, OTHERS = (0.005, 1), ((0.025, 1), (0.005, 4))
+FIRST, OTHERS = (0.005, 1), ((0.02, 1), (0.005, 4))
 FEW_ARCS = 64  # with more, simulating pieces abreast takes seconds, and gained nothing on clusters
 
 
