@@ -1,8 +1,9 @@
 """Which piece goes over which wire when.
 
 Fair sharing would let all pieces creep along together, and what comes after them would wait. So each wire takes one
-piece after the other at full speed. Whenever a wire gets free, the most urgent piece that is ready and finds all wires
-of its route free takes them. Pieces have equal sizes so that routes get free together, and few wait for a partner.
+piece after the other at full speed, or a few abreast where routes of several wires keep each other waiting. Whenever a
+wire gets free, the most urgent piece that is ready and finds room on all wires of its route takes them. Pieces have
+equal sizes so that wires get free together, and few wait for a partner.
 """
 
 import heapq
@@ -47,23 +48,24 @@ class Timetable:
     seconds: float
     pieces: int
     roots: list[int]  # of each piece
+    abreast: int
 
 
 def timetable(
-    network: Network, groups: Sequence[Group], counts: Sequence[int], size_bytes: float, span_s: float
+    network: Network, groups: Sequence[Group], counts: Sequence[int], size_bytes: float, span_s: float, abreast: int
 ) -> Timetable:
-    """Sends all pieces of all groups, greedily, each group evenly over the span."""
+    """Sends all pieces of all groups, greedily, each group evenly over the span, so many abreast on each wire."""
     piece_bytes = size_bytes / sum(counts)
-    seconds = _full_speed_seconds(network, piece_bytes)
+    seconds = [abreast * value for value in _full_speed_seconds(network, piece_bytes)]
     hops: list[Hop] = []
     roots: list[int] = []
     for group, count in zip(groups, counts, strict=True):
         for at in range(count):
             hops += _hops_of(network, group, len(roots), (at + 0.5) / count * span_s, seconds)
             roots.append(group.root)
-    clock = _Clock(network, piece_bytes, seconds)
+    clock = _Clock(network, piece_bytes, seconds, strict=abreast == 1)
     clock.run(hops)
-    return Timetable(clock.started, clock.now, len(roots), roots)
+    return Timetable(clock.started, clock.now, len(roots), roots, abreast)
 
 
 def _full_speed_seconds(network: Network, piece_bytes: float) -> list[float]:
@@ -100,8 +102,9 @@ def _hop(network: Network, arrives: dict[int, list[Hop]], arc: Arc, piece: int, 
 class _Clock:
     """Lets hops start as wires get free."""
 
-    def __init__(self, network: Network, piece_bytes: float, seconds: list[float]) -> None:
+    def __init__(self, network: Network, piece_bytes: float, seconds: list[float], *, strict: bool) -> None:
         self.piece_bytes, self.now = piece_bytes, 0.0
+        self.strict = strict  # a hop waits for those before it on its wires even if it came later than they left
         self.latency = [float(value) for value in network.latency_s]
         used = [np.flatnonzero(column) for column in network.wire_load.T]
         self.wires = [[(int(w), float(network.wire_load[w, arc])) for w in ws] for arc, ws in enumerate(used)]
@@ -111,6 +114,7 @@ class _Clock:
         for arc, ws in enumerate(self.wires):
             for wire, _ in ws:
                 self.arcs[wire].append(arc)
+        self.alone = [all(len(self.arcs[wire]) == 1 for wire, _ in ws) for ws in self.wires]
         self.ready: list[list[tuple[tuple[float, int], int, Hop]]] = [[] for _ in self.wires]
         self.writing: dict[tuple[int, int], list[Hop]] = {}  # (node, piece) being added to -> who waits for its turn
         self.ends: list[tuple[float, int, Hop]] = []
@@ -122,21 +126,32 @@ class _Clock:
     def run(self, hops: list[Hop]) -> None:
         for hop in hops:
             if not hop.waits_for:
-                self._queue(hop)
+                self._release(hop, set())
         self._start(range(len(self.wires)))
         while self.ends:
             self.now = self.ends[0][0]
             touched: set[int] = set()
             while self.ends and self.ends[0][0] <= self.now * (1 + 1e-9):
                 when, _, hop = heapq.heappop(self.ends)
-                if when == hop.done_at:  # and it hasn't got faster since
+                if not hop.rate:
+                    self._queue(hop, touched)
+                elif when == hop.done_at:  # and it hasn't got faster since
                     self._end(hop, touched)
             self._speed_up()
             self._start(sorted(touched))
 
-    def _queue(self, hop: Hop) -> None:
+    def _release(self, hop: Hop, touched: set[int]) -> None:
+        """On wires that no other arc uses, latency overlaps with what goes before; elsewhere it keeps wires waiting."""
+        if self.alone[hop.arc]:
+            self.queued += 1
+            heapq.heappush(self.ends, (self.now + self.latency[hop.arc], self.queued, hop))
+        else:
+            self._queue(hop, touched)
+
+    def _queue(self, hop: Hop, touched: set[int]) -> None:
         self.queued += 1
         heapq.heappush(self.ready[hop.arc], (hop.urgency, self.queued, hop))
+        touched.add(hop.arc)
 
     def _end(self, hop: Hop, touched: set[int]) -> None:
         self.slow.pop(hop.number, None)
@@ -154,13 +169,13 @@ class _Clock:
             if not later.waits_for:
                 released.append(later)
         for later in released:
-            self._queue(later)
-            touched.add(later.arc)
+            self._release(later, touched)
 
     def _speed_up(self) -> None:
         """Whoever shares its wires takes what others have left on them."""
         for hop in list(self.slow.values()):
             more = min(self.free[wire] / load for wire, load in self.wires[hop.arc])
+            more = min(more, self.full[hop.arc] - hop.rate)
             if more > 1e-6 * self.full[hop.arc]:
                 left_s = (hop.done_at - self.now) * hop.rate / (hop.rate + more)
                 self._take(hop, more, left_s)
@@ -184,7 +199,7 @@ class _Clock:
             self._offer(arc, line)
         while line:
             _, _, hop = heapq.heappop(line)
-            rate = min(self.free[wire] / load for wire, load in self.wires[hop.arc])
+            rate = min(self.full[hop.arc], *(self.free[wire] / load for wire, load in self.wires[hop.arc]))
             if rate < LEAST_RATE * self.full[hop.arc]:
                 continue
             heapq.heappop(self.ready[hop.arc])
@@ -202,11 +217,12 @@ class _Clock:
     def _go(self, hop: Hop, rate: float) -> None:
         before: dict[int, Hop] = {}
         for wire, _ in self.wires[hop.arc]:
-            for earlier in self.last[wire][1]:
+            when, who = self.last[wire]
+            for earlier in who if when == self.now or self.strict else ():
                 if earlier.arc != hop.arc:  # those of one arc go one after the other anyway
                     before[earlier.number] = earlier
         hop.after, hop.number = tuple(before.values()), len(self.started)
         if hop.reduces:
             self.writing[hop.target, hop.piece] = []
         self.started.append(hop)
-        self._take(hop, rate, self.latency[hop.arc] + self.piece_bytes / rate)
+        self._take(hop, rate, self.piece_bytes / rate + (0.0 if self.alone[hop.arc] else self.latency[hop.arc]))
