@@ -7,7 +7,7 @@ __all__ = ["ETHERNET_S", "NVLINK_S", "PCIE_S", "QPI_S", "TEXTBOOK_NVLINK", "Rate
 # Latencies are of one hop as collectives see it: a kernel launch and a PCIe or NVLink round. A hop through a
 # switch is two links, so each of them has half.
 PCIE_S = 3e-6
-NVLINK_S = 2e-6
+NVLINK_S = 1.5e-6
 QPI_S = 0.5e-6  # socket to socket: a cache line takes about 0.1 us, a DMA crossing some more
 ETHERNET_S = 20e-6  # NIC to NIC through one switch, the kernel's TCP included
 
