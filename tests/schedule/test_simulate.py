@@ -103,9 +103,9 @@ def test_a_ring_of_64_is_simulated_in_under_a_second():
     topology = preset("ring:64")
     ring = STRATEGIES["ring"](Request(topology, tuple(f"gpu{i}" for i in range(64)), 64_000_000))
     assert len(ring.ops) == 8064
-    start = time.perf_counter()
+    start = time.process_time()
     run = simulate(ring, topology, 64_000_000)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert run.seconds == pytest.approx(126 * (3e-6 + 1e6 / 10e9))
 
 
@@ -113,9 +113,9 @@ def test_one_server_takes_time_in_proportion_to_workers_and_many_servers_take_th
     gbit = 12.5e9
     one = [push_pull_seconds(ServerCluster([gbit] * m, 1, gbit), 10**8).seconds for m in (100, 1000, 10_000)]
     assert one == pytest.approx([2 * 100 * 0.008, 2 * 1000 * 0.008, 2 * 10_000 * 0.008])
-    start = time.perf_counter()
+    start = time.process_time()
     many = [push_pull_seconds(ServerCluster([gbit] * m, m, gbit), 10**8).seconds for m in (100, 1000, 10_000)]
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert many == pytest.approx([0.016] * 3)
 
 

@@ -21,5 +21,5 @@ def test_the_docs_name_every_preset():
 
 
 def test_the_pictures_of_the_docs_are_there():
-    for name in re.findall(r"\]\((pictures/[^)]+)\)", PAGE):
+    for name in re.findall(r"\]\((images/[^)]+)\)", PAGE):
         assert (Path(__file__).parents[2] / "docs" / name).exists()

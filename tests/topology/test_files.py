@@ -123,10 +123,10 @@ def test_a_hundred_megabytes_of_rubbish_are_refused_at_once(tmp_path):
     path = tmp_path / "rubbish.toml"
     with path.open("wb") as file:
         file.truncate(100_000_000)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(TopologyError, match=r"rubbish.toml: larger than 2 MB"):
         read_topology(path)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

@@ -66,16 +66,16 @@ def test_a_mangled_matrix_is_read_or_refused_in_one_line(changes):
     ids=["letters", "headers", "keys", "lines", "dots"],
 )
 def test_a_megabyte_below_the_cap_is_refused_within_seconds(text):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(TopologyError):
         parse_toml(text, "box.toml", "box")
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_the_largest_matrix_takes_seconds_at_most():
     names = [f"GPU{i}" for i in range(256)]
     rows = ["\t".join([n, *("X" if n == m else "PIX" for m in names)]) for n in names]
-    start = time.perf_counter()
+    start = time.process_time()
     topology = parse_nvidia_smi("\t" + "\t".join(names) + "\n" + "\n".join(rows), "topo.txt", "box")
     assert len(topology.nodes) == 258
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
