@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from gradtide import __version__
+from gradtide.cli.train import train
 from gradtide.errors import GradtideError
 
 __all__ = ["app", "main"]
@@ -34,6 +35,9 @@ def _gradtide(
     ] = False,
 ) -> None:
     pass
+
+
+app.command()(train)
 
 
 def main() -> None:

@@ -1,0 +1,205 @@
+"""`gradtide train`: trains a model on several devices, shows it live, and keeps what it saw."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradtide.environment import read_environment
+from gradtide.errors import ConfigError
+from gradtide.events import BatchDone, EpochDone, Event
+
+if TYPE_CHECKING:
+    from gradtide.train.meter import Totals
+    from gradtide.train.record import RunFolder
+
+__all__ = ["train"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What the options say, apart from the devices: the runs that are compared share it."""
+
+    model: str
+    data: str
+    data_dir: Path | None
+    fit: dict[str, Any]
+    show_progress: bool
+
+
+def train(
+    model: Annotated[str, typer.Option(help="lenet, or mlp (20 million parameters)")] = "lenet",
+    data: Annotated[str, typer.Option(help="digits (embedded) or fashion-mnist")] = "digits",
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with the four Fashion-MNIST files")] = None,
+    devices: Annotated[str, typer.Option(help="How many, or which: 2, or cuda:0,cuda:1")] = "2",
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch, over all devices")] = 256,
+    lr: Annotated[float, typer.Option(help="Learning rate of SGD")] = 0.2,
+    epochs: Annotated[int, typer.Option(help="Passes over the training data")] = 10,
+    strategy: Annotated[str, typer.Option(help="How gradients are added up: root, host or sharded")] = "sharded",
+    scale_batch: Annotated[bool, typer.Option("--scale-batch", help="k devices take k times the batch")] = False,
+    lr_scaling: Annotated[str, typer.Option(help="With --scale-batch, the rate grows: none, sqrt or linear")] = "none",
+    warmup_epochs: Annotated[
+        float | None, typer.Option(help="The rate rises over so many epochs  [default: 1 with --lr-scaling, else 0]")
+    ] = None,
+    sync_batch_norm: Annotated[
+        bool, typer.Option("--sync-batch-norm", help="Batch normalisation over all devices' samples")
+    ] = False,
+    baseline: Annotated[bool, typer.Option("--baseline", help="Train on one device too, and compare")] = False,
+    seed: Annotated[int, typer.Option(help="Of the first parameters and the order of the data")] = 0,
+    name: Annotated[str | None, typer.Option(help="Of the run's folder  [default: from the options and time]")] = None,
+    output: Annotated[Path, typer.Option(help="Where runs are kept")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON, and nothing else")] = False,
+) -> None:
+    """Train LeNet or an MLP on several devices; writes metrics.jsonl and curve.png to runs/NAME/."""
+    if warmup_epochs is None:
+        warmup_epochs = 1.0 if lr_scaling != "none" else 0.0
+    if lr_scaling != "none" and not scale_batch:
+        raise ConfigError("--lr-scaling follows the batch, which only --scale-batch lets grow; give both or neither")
+    if name is not None and (not name or "/" in name or name in (".", "..")):
+        raise ConfigError(f"--name {name!r} must be a plain folder name; use --output for where it goes")
+    settings = _Settings(
+        model,
+        data,
+        data_dir,
+        {
+            "batch_size": batch_size,
+            "lr": lr,
+            "epochs": epochs,
+            "strategy": strategy,
+            "scale_batch": scale_batch,
+            "lr_scaling": lr_scaling,
+            "warmup_epochs": warmup_epochs,
+            "sync_batch_norm": sync_batch_norm,
+            "seed": seed,
+        },
+        show_progress=not as_json,
+    )
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    _train_and_report(settings, devices, baseline, output / (name or f"{model}-{data}-{stamp}"), as_json)
+
+
+def _train_and_report(settings: _Settings, devices: str, baseline: bool, path: Path, as_json: bool) -> None:
+    from gradtide.parallel import find_devices
+    from gradtide.train.record import RunFolder, draw_curve, read_metrics
+
+    found = [device.name for device in find_devices(devices)]
+    runs = [found] + ([found[:1]] if baseline and len(found) > 1 else [])
+    datasets = _load(settings)
+    folder = RunFolder(path)
+    results: dict[str, Totals] = {}
+    try:
+        for names in runs:
+            title = f"{len(names)} device{'s' if len(names) > 1 else ''}"
+            results[title] = _one_run(settings, names, title, datasets, folder)
+    except KeyboardInterrupt:
+        folder.close()
+        kept = f"; the metrics so far are in {folder.metrics}" if folder.metrics.exists() else ""
+        print(f"\ngradtide: interrupted{kept}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(130)  # a device's thread may be deep inside a kernel that nothing can interrupt: don't wait for it
+    folder.close()
+    draw_curve(read_metrics(folder.metrics), path / "curve.png")
+    if as_json:
+        figures = {title: totals.as_dict() for title, totals in results.items()}
+        print(json.dumps({"folder": str(path), "runs": figures}))
+    else:
+        _show_table(results, path)
+
+
+def _load(settings: _Settings) -> tuple[Any, Any]:
+    """(train, test), each (inputs, targets)."""
+    if settings.data == "digits":
+        if settings.data_dir is not None:
+            raise ConfigError("--data-dir goes with --data fashion-mnist; the digits are embedded")
+        from gradtide.train.digits import load_digits
+
+        return load_digits()
+    if settings.data == "fashion-mnist":
+        from gradtide.train.fashion_mnist import fashion_mnist_folder, load_fashion_mnist
+
+        return load_fashion_mnist(fashion_mnist_folder(settings.data_dir, read_environment()))
+    raise ConfigError(f"unknown data {settings.data!r}; choose digits or fashion-mnist")
+
+
+def _one_run(
+    settings: _Settings, devices: list[str], title: str, datasets: tuple[Any, Any], folder: "RunFolder"
+) -> "Totals":
+    from gradtide.train.loop import fit
+    from gradtide.train.meter import Meter
+    from gradtide.train.models import build_model
+
+    train_data, test_data = datasets
+    model = build_model(settings.model, settings.fit["seed"])
+    meter, record = Meter(), folder.observer(title)
+    with _Progress(title, len(train_data[0]) * settings.fit["epochs"], settings.show_progress) as progress:
+
+        def emit(event: Event) -> None:
+            meter.observe(event)
+            record(event)
+            progress.observe(event, meter.totals)
+
+        fit(model, train_data, test_data=test_data, devices=devices, emit=emit, **settings.fit)
+    folder.summary(title, meter.totals.as_dict())
+    return meter.totals
+
+
+class _Progress:
+    """A live bar with loss, accuracy and samples/s."""
+
+    def __init__(self, title: str, samples: int, show: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("epoch {task.fields[epoch]}  loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+            TextColumn("{task.fields[rate]} samples/s"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not show,
+        )
+        self._task = self._bar.add_task(title, total=samples, epoch=1, loss="-", accuracy="-", rate="-")
+
+    def __enter__(self) -> "_Progress":
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._bar.__exit__(*details)
+
+    def observe(self, event: Event, totals: "Totals") -> None:
+        if isinstance(event, BatchDone):
+            rate = f"{totals.samples_per_s:,.0f}"
+            self._bar.update(self._task, advance=event.samples, epoch=event.epoch, loss=f"{event.loss:.3f}", rate=rate)
+        elif isinstance(event, EpochDone) and event.test_accuracy is not None:
+            self._bar.update(self._task, accuracy=f"{event.test_accuracy:.3f}")
+
+
+def _show_table(results: dict[str, "Totals"], path: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("")
+    for title in results:
+        table.add_column(title, justify="right")
+    rows: dict[str, Callable[[Totals], str]] = {
+        "test accuracy": lambda t: "-" if t.test_accuracy is None else f"{t.test_accuracy:.3f}",
+        "samples/s": lambda t: f"{t.samples_per_s:,.0f}",
+        "synchronised": lambda t: f"{t.wire_bytes / 1e6:,.1f} MB",
+        "computing": lambda t: f"{t.compute_s + t.update_s:.2f} s",
+        "synchronising": lambda t: f"{t.sync_s:.2f} s",
+        "waiting for data": lambda t: f"{t.data_s:.2f} s",
+    }
+    for label, show in rows.items():
+        table.add_row(label, *(show(totals) for totals in results.values()))
+    console = Console()
+    console.print(table)
+    console.print(f"metrics and curve: {path}/metrics.jsonl, {path}/curve.png", soft_wrap=True)

@@ -1,0 +1,75 @@
+"""One event vocabulary: what gradtide tells whoever watches.
+
+Code on the way of a gradient calls `emit(event)` and never reads a clock; the observer that receives an event notes
+when it came (see train/meter.py). An observer is a plain function, passed down; there is no global list of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = [
+    "BatchDone",
+    "BatchStarted",
+    "Emit",
+    "EpochDone",
+    "Event",
+    "GradientsReady",
+    "GradientsSynchronised",
+    "ParametersUpdated",
+    "ignore",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStarted(Event):
+    """The shards of a batch are on their devices; forward begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsReady(Event):
+    """Backward is done on every device; each holds its own gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsSynchronised(Event):
+    """Every device holds the gradient of the whole batch."""
+
+    wire_bytes: int  # what went from one device to another
+
+
+@dataclass(frozen=True, slots=True)
+class ParametersUpdated(Event):
+    """Every device has taken its optimizer step."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone(Event):
+    """One step of training is over."""
+
+    epoch: int
+    step: int  # counted from 1 over the whole run
+    samples: int
+    loss: float  # mean over the batch
+    correct: int | None  # None where the targets are not classes
+    lr: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpochDone(Event):
+    """One pass over the training data is over, and the test data, if any, has been evaluated."""
+
+    epoch: int
+    test_loss: float | None
+    test_accuracy: float | None
+
+
+Emit = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """The observer for those who watch nothing."""

@@ -1,0 +1,18 @@
+"""A whole run, from data to curve, in the order it happens.
+
+models.py           LeNet and an MLP, as in the textbook
+digits.py           the embedded data: scikit-learn's handwritten digits, scaled to 28x28
+fashion_mnist.py    Fashion-MNIST: where its files may be, and how they get there
+idx.py              the IDX format those files are in
+source.py           tensors, a Dataset or a DataLoader as one kind of source of batches
+rates.py            the learning rate of each step: scaling with the batch, and warm-up
+loop.py             fit: the whole run
+evaluate.py         loss and accuracy on all devices at once
+meter.py            where the time and the bytes of a run went, from its events
+record.py           runs/<name>/: metrics.jsonl while it runs, curve.png at its end
+"""
+
+from gradtide.train.evaluate import Evaluation, evaluate
+from gradtide.train.loop import History, fit
+
+__all__ = ["Evaluation", "History", "evaluate", "fit"]

@@ -1,0 +1,194 @@
+"""fit: a whole training run on several devices."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from gradtide.errors import ConfigError, DataError
+from gradtide.events import BatchDone, BatchStarted, Emit, EpochDone, ignore
+from gradtide.parallel import (
+    Device,
+    DevicePool,
+    Replica,
+    Shard,
+    find_devices,
+    replicate,
+    share_batch_norm,
+    split_batch,
+    train_batch,
+)
+from gradtide.parallel.randomness import DeviceRandom
+from gradtide.parallel.step import LossFn
+from gradtide.train.evaluate import evaluate_replicas
+from gradtide.train.rates import Rates
+from gradtide.train.source import Source, as_source, read_ahead
+
+__all__ = ["History", "fit"]
+
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
+
+
+@dataclass(slots=True)
+class History:
+    """What a run saw, an entry an epoch."""
+
+    loss: list[float] = field(default_factory=list)
+    accuracy: list[float | None] = field(default_factory=list)
+    test_loss: list[float] = field(default_factory=list)
+    test_accuracy: list[float | None] = field(default_factory=list)
+
+
+def fit(  # flat keywords on purpose: this is the call that a Keras user expects
+    model: nn.Module,
+    train_data: Any,
+    *,
+    test_data: Any = None,
+    devices: int | str | Sequence[str] = 1,
+    batch_size: int = 256,
+    epochs: int = 1,
+    lr: float = 0.1,
+    loss: LossFn = functional.cross_entropy,
+    optimizer: str | OptimizerFactory = "SGD",
+    strategy: str = "sharded",
+    scale_batch: bool = False,
+    lr_scaling: str = "none",
+    warmup_epochs: float = 0.0,
+    sync_batch_norm: bool = False,
+    seed: int = 0,
+    emit: Emit = ignore,
+) -> History:
+    """Trains the model in place on several devices and says how it went.
+
+    `train_data` and `test_data` are tensors (inputs, targets), a Dataset or a DataLoader (which keeps its own batch
+    size). `batch_size` is that of all devices together; with `scale_batch`, that of each, and `lr_scaling` and
+    `warmup_epochs` say what becomes of the learning rate. `loss` gives the mean over the samples. `optimizer` is the
+    name of a torch.optim class or a function from parameters to an optimizer. `emit` is called with every event.
+    """
+    found = find_devices(devices)
+    growth = len(found) if scale_batch else 1
+    if lr_scaling != "none" and not scale_batch:
+        raise ConfigError("lr_scaling follows the batch, which only scale_batch lets grow; give both or neither")
+    if epochs < 1:
+        raise ConfigError(f"{epochs} epochs; it must be 1 or more")
+    if scale_batch and isinstance(train_data, torch.utils.data.DataLoader):
+        raise ConfigError("scale_batch can't change a DataLoader's batch size; give the loader the larger one")
+    rates = Rates(lr, lr_scaling, growth, warmup_epochs)
+    source = as_source(train_data, batch_size * growth, seed)
+    tests = None if test_data is None else as_source(test_data, max(1024, batch_size), shuffle=False)
+    if source.batch_size is not None and source.batch_size < len(found):
+        raise ConfigError(
+            f"{len(found)} devices but only {source.batch_size} samples in a batch; "
+            "use a larger batch size or fewer devices"
+        )
+    with DevicePool(found) as pool:
+        run = _Run(model, found, pool, loss, strategy, sync_batch_norm, seed)
+        run.optimizers = [make_optimizer(optimizer, replica.module, lr) for replica in run.replicas]
+        try:
+            return run.train(source, tests, epochs, rates, emit)
+        finally:  # an interrupted run leaves what it learnt
+            model.load_state_dict(run.replicas[0].module.state_dict())
+
+
+def make_optimizer(wanted: str | OptimizerFactory, module: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """An optimizer by the name of its torch.optim class, in any case, or by a function of the parameters."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if not isinstance(wanted, str):
+        return wanted(parameters)
+    classes: dict[str, Any] = {
+        name.lower(): thing
+        for name, thing in vars(torch.optim).items()
+        if isinstance(thing, type) and issubclass(thing, torch.optim.Optimizer) and thing is not torch.optim.Optimizer
+    }
+    if wanted.lower() not in classes:
+        raise ConfigError(f"unknown optimizer {wanted!r}; choose one of {', '.join(sorted(classes))}")
+    made: torch.optim.Optimizer = classes[wanted.lower()](parameters, lr=lr)
+    return made
+
+
+class _Run:
+    """The state of one run: replicas, their optimizers and generators."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        devices: Sequence[Device],
+        pool: DevicePool,
+        loss_fn: LossFn,
+        strategy: str,
+        sync_batch_norm: bool,
+        seed: int,
+    ) -> None:
+        self.pool, self.loss_fn, self.strategy = pool, loss_fn, strategy
+        self.replicas: list[Replica] = replicate(model, devices)
+        self.optimizers: list[torch.optim.Optimizer] = []
+        for replica in self.replicas:
+            replica.module.train()
+        if sync_batch_norm and len(devices) > 1:
+            share_batch_norm(self.replicas, pool)
+        generators = [torch.Generator().manual_seed(seed * len(devices) + device.index) for device in devices]
+        on_cpu = all(device.torch_device.type == "cpu" for device in devices)
+        # Watches the first batch; stays only if the model drew random numbers, since it costs time at every operation.
+        self.randomness = [DeviceRandom(generator) for generator in generators] if on_cpu else None
+        if not on_cpu:
+            torch.manual_seed(seed)
+
+    def train(self, source: Source, tests: Source | None, epochs: int, rates: Rates, emit: Emit) -> History:
+        history, step = History(), 0
+        batches = source.batches
+        for epoch in range(1, epochs + 1):
+            in_epoch, samples, summed, correct = 0, 0, 0.0, 0
+            classes = True
+            for shards in self._shards(source, epoch):
+                done = epoch - 1 + (in_epoch / batches if batches else 0.0)
+                self._set_rate(rates.at(done))
+                emit(BatchStarted())
+                result = train_batch(
+                    self.replicas,
+                    self.optimizers,
+                    shards,
+                    self.loss_fn,
+                    self.pool,
+                    self.strategy,
+                    self.randomness,
+                    emit,
+                )
+                if step == 0 and self.randomness and not any(r.draws for r in self.randomness):
+                    self.randomness = None
+                step, in_epoch, samples = step + 1, in_epoch + 1, samples + result.samples
+                summed += result.loss * result.samples
+                classes, correct = classes and result.correct is not None, correct + (result.correct or 0)
+                emit(BatchDone(epoch, step, result.samples, result.loss, result.correct, rates.at(done)))
+                if not math.isfinite(result.loss):
+                    raise DataError(
+                        f"the loss is {result.loss} at step {step}; lower the learning rate or look at the data"
+                    )
+            if samples == 0:
+                raise DataError(f"epoch {epoch} had no batch; an iterable source must give its samples anew each epoch")
+            batches = in_epoch
+            history.loss.append(summed / samples)
+            history.accuracy.append(correct / samples if classes else None)
+            self._evaluate(tests, epoch, history, emit)
+        return history
+
+    def _shards(self, source: Source, epoch: int) -> Iterator[list[Shard]]:
+        devices = [replica.device for replica in self.replicas]
+        return read_ahead(split_batch(batch, devices) for batch in source.read(epoch))
+
+    def _set_rate(self, lr: float) -> None:
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+
+    def _evaluate(self, tests: Source | None, epoch: int, history: History, emit: Emit) -> None:
+        if tests is None:
+            emit(EpochDone(epoch, None, None))
+            return
+        seen = evaluate_replicas(self.replicas, tests, self.loss_fn, self.pool)
+        history.test_loss.append(seen.loss)
+        history.test_accuracy.append(seen.accuracy)
+        emit(EpochDone(epoch, seen.loss, seen.accuracy))

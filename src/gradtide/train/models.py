@@ -1,0 +1,50 @@
+"""LeNet and an MLP, as in the textbook."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from gradtide.errors import ConfigError
+
+__all__ = ["MODELS", "build_model", "lenet", "mlp"]
+
+
+def lenet() -> nn.Module:
+    """The LeNet of the multi-GPU chapter: 133,568 parameters for 28x28 grey images in ten classes."""
+    return nn.Sequential(
+        nn.Conv2d(1, 20, kernel_size=3),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(20, 50, kernel_size=5),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(800, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+
+
+def mlp() -> nn.Module:
+    """784-4096-4096-10: 20 million parameters, for when gradients are large."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Linear(4096, 10),
+    )
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"lenet": lenet, "mlp": mlp}
+
+
+def build_model(name: str, seed: int) -> nn.Module:
+    """A model by name; the same seed gives the same first parameters."""
+    if name not in MODELS:
+        raise ConfigError(f"unknown model {name!r}; choose one of {', '.join(MODELS)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MODELS[name]()

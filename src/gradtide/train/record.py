@@ -1,0 +1,118 @@
+"""runs/<name>/: metrics.jsonl while it runs, curve.png at its end."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from gradtide.errors import OutputError
+from gradtide.events import BatchDone, EpochDone, Event
+
+__all__ = ["RunFolder", "draw_curve", "read_metrics"]
+
+
+class RunFolder:
+    """Made with the first event, so that a run that can't start leaves nothing behind."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self._clock = clock
+        self._file: TextIO | None = None
+        if self.metrics.exists():
+            raise OutputError(f"{self.metrics} is there already; choose another --name or remove it")
+        parent = path
+        while not parent.exists() and parent != parent.parent:
+            parent = parent.parent
+        if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+            raise OutputError(
+                f"can't write to {path}: {parent} is not a folder that you may write; choose another --output"
+            )
+
+    def observer(self, run: str) -> Callable[[Event], None]:
+        """An observer that writes a line for each batch and each epoch of the run called so."""
+        started = self._clock()
+
+        def observe(event: Event) -> None:
+            seconds = round(self._clock() - started, 6)
+            if isinstance(event, BatchDone):
+                accuracy = None if event.correct is None else event.correct / event.samples
+                line = {"epoch": event.epoch, "step": event.step, "loss": event.loss, "accuracy": accuracy}
+                self._write({"run": run, "kind": "batch", "seconds": seconds, **line, "lr": event.lr})
+            elif isinstance(event, EpochDone):
+                line = {"epoch": event.epoch, "test_loss": event.test_loss, "test_accuracy": event.test_accuracy}
+                self._write({"run": run, "kind": "epoch", "seconds": seconds, **line})
+
+        return observe
+
+    def summary(self, run: str, figures: dict[str, Any]) -> None:
+        """The last line of a run: its totals."""
+        self._write({"run": run, "kind": "summary", **figures})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        try:
+            if self._file is None:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._file = self.metrics.open("x", encoding="utf-8", buffering=1)  # a line is out once it is written
+            self._file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise OutputError(
+                f"can't write {self.metrics} ({error.strerror}); free some space or choose another --output"
+            ) from error
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl; one that a kill cut short is left out."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def draw_curve(metrics: list[dict[str, Any]], path: Path) -> None:
+    """Loss and test accuracy over time, a line a run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for run in dict.fromkeys(line["run"] for line in metrics):
+        batches = [line for line in metrics if line["run"] == run and line["kind"] == "batch"]
+        epochs = [line for line in metrics if line["run"] == run and line["kind"] == "epoch"]
+        (drawn,) = left.plot(
+            [line["seconds"] for line in batches], _smooth([line["loss"] for line in batches]), label=run, linewidth=1.5
+        )
+        tested = [line for line in epochs if line["test_accuracy"] is not None]
+        right.plot(
+            [line["seconds"] for line in tested],
+            [line["test_accuracy"] for line in tested],
+            label=run,
+            marker="o",
+            markersize=3,
+            color=drawn.get_color(),
+        )
+    left.set(xlabel="seconds", ylabel="training loss")
+    right.set(xlabel="seconds", ylabel="test accuracy")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.set_xlim(left=0)
+        axes.legend()
+    partial = path.with_name(path.stem + ".part" + path.suffix)
+    figure.savefig(partial, dpi=120)
+    pyplot.close(figure)
+    partial.replace(path)
+
+
+def _smooth(values: list[float], keep: float = 0.9) -> list[float]:
+    """A running mean, so that one odd batch does not hide the trend."""
+    smoothed, mean = [], 0.0
+    for count, value in enumerate(values, start=1):
+        weight = max(1 - keep, 1 / count)
+        mean += weight * (value - mean)
+        smoothed.append(mean)
+    return smoothed
