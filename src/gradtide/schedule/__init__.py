@@ -1,4 +1,15 @@
-"""Synchronisation schedules as data.
+"""Synchronisation schedules as data: built, proven, predicted.
 
-model.py     Op and Schedule
+model.py       Op and Schedule
+request.py     what a strategy is asked for; the register of strategies
+serialize.py   a schedule as JSON and back
+wiring.py      who of the asked devices reaches whom, how fast and how far
+rings.py       finds orders of the devices in which each reaches the next
+shapes.py      chains, stars and trees over the wiring
+writer.py      from trees to ops with deps
+strategies/    one builder file a strategy
+verify.py      proves that a schedule gives the right result
+resources.py   links and wires that ops compete for, shared max-min fair
+simulate.py    when each op starts and ends, what each link carries
+servers_model.py  the same for parameter servers in very large clusters
 """

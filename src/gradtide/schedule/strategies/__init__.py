@@ -1,1 +1,15 @@
-"""One builder file a strategy; importing this package registers them all."""
+"""One builder file a strategy; importing this package registers them all.
+
+root.py              one device aggregates
+host.py              a CPU aggregates
+sharded.py           each device aggregates its part
+ring.py              round one ring, or round several, one way or both
+tree.py              up and down one tree, or two
+halving_doubling.py  exchange halves with one partner after the other
+hierarchical.py      inside machines, between them, back
+servers.py           parameter servers
+"""
+
+from gradtide.schedule.strategies import halving_doubling, hierarchical, host, ring, root, servers, sharded, tree
+
+__all__ = ["halving_doubling", "hierarchical", "host", "ring", "root", "servers", "sharded", "tree"]

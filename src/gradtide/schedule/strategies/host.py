@@ -1,0 +1,18 @@
+"""host: a CPU gathers everything, adds it up, and sends the result to all."""
+
+from gradtide.schedule.model import Schedule
+from gradtide.schedule.request import Request, strategy
+from gradtide.schedule.shapes import star_in, star_out
+from gradtide.schedule.wiring import hosts_of, need
+from gradtide.schedule.writer import Part, assemble
+
+
+@strategy("host")
+def host(request: Request) -> Schedule:
+    need(request.collective == "all_reduce", "a host in the middle helps only all_reduce")
+    hosts = hosts_of(request)
+    need(bool(hosts), "no host has a route to and from all devices")
+    ranks = range(len(request.devices))
+    aggregator = len(ranks)
+    part = Part(1, aggregator, star_in(aggregator, ranks), star_out(aggregator, ranks))
+    return assemble(request, "host", [part], helpers=hosts[:1])

@@ -1,0 +1,166 @@
+"""A topology as a TOML file, read and written; errors name the file, the line and the field."""
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from gradtide.errors import TopologyError
+from gradtide.topology.model import Link, Node, NodeKind, Topology
+from gradtide.topology.toml_lines import Lines
+from gradtide.topology.units import format_bytes_per_s, format_seconds, parse_bytes_per_s, parse_seconds
+from gradtide.topology.validate import faults
+from gradtide.topology.wording import nearest, shown
+
+__all__ = ["format_toml", "parse_toml"]
+
+TOP_FIELDS = ("name", "node", "link")
+NODE_FIELDS = ("name", "kind", "machine")
+LINK_FIELDS = ("between", "from", "to", "bandwidth", "latency", "count", "wire")
+MOST_WIRES = 1_000_000  # side by side in one link; beyond that it is a typo
+
+
+def parse_toml(text: str, origin: str, default_name: str) -> Topology:
+    """The topology that this text describes, checked; `origin` is what errors call the file."""
+    return _Reader(origin, Lines(text)).read(_load(text, origin), default_name)
+
+
+def _load(text: str, origin: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise TopologyError(f"{origin}: brackets are nested too deeply for a description of a topology") from None
+    except ValueError as error:  # a TOMLDecodeError, or a number of too many digits
+        place = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error), re.DOTALL)
+        what = f", line {place[2]}, column {place[3]}: {place[1]}" if place else f": {error}"
+        one_line = " ".join(what.split())[:200]
+        raise TopologyError(f"{origin}{'' if place else ' '}{one_line}; expected TOML".replace(" ,", ",")) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A table of the file: the third [[link]], say."""
+
+    table: str
+    index: int
+    values: Mapping[str, Any]
+
+
+class _Reader:
+    """Turns tables into nodes and links, and faults into errors with their place."""
+
+    def __init__(self, origin: str, lines: Lines) -> None:
+        self.origin, self.lines = origin, lines
+
+    def read(self, raw: dict[str, Any], default_name: str) -> Topology:
+        top = _Place("topology", 0, raw)
+        self.known_fields(top, TOP_FIELDS)
+        name = self.text(top, "name", default_name)
+        nodes = tuple(self.node(place) for place in self.tables(raw, "node"))
+        pairs = [(place, link) for place in self.tables(raw, "link") for link in self.links(place)]
+        topology = Topology(name, nodes, tuple(link for _, link in pairs))
+        for fault in faults(topology):
+            if fault.table == "link":
+                place = pairs[fault.index][0]
+                ends = fault.field in ("from", "to") and "between" in place.values
+                self.fail(place, "between" if ends else fault.field, fault.text)
+            self.fail(_Place(fault.table, fault.index, {}), fault.field, fault.text)
+        return topology
+
+    def tables(self, raw: dict[str, Any], table: str) -> list[_Place]:
+        found = raw.get(table, [])
+        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+            self.fail(_Place("topology", 0, raw), table, f"write one [[{table}]] table for each {table}")
+        return [_Place(table, index, values) for index, values in enumerate(found)]
+
+    def node(self, place: _Place) -> Node:
+        self.known_fields(place, NODE_FIELDS)
+        name, kind = self.text(place, "name"), self.text(place, "kind")
+        if kind not in list(NodeKind):
+            self.fail(place, "kind", f"no kind of node is called {shown(kind)}{nearest(kind, list(NodeKind))}")
+        return Node(name, NodeKind(kind), self.text(place, "machine", ""))
+
+    def links(self, place: _Place) -> list[Link]:
+        self.known_fields(place, LINK_FIELDS)
+        ends = self.ends(place)
+        bytes_per_s = self.quantity(place, "bandwidth", parse_bytes_per_s)
+        latency_s = self.quantity(place, "latency", parse_seconds)
+        count, wire = place.values.get("count", 1), self.text(place, "wire", "")
+        if type(count) is not int or not 1 <= count <= MOST_WIRES:
+            self.fail(place, "count", f"count must be a whole number from 1 to {MOST_WIRES:,}, not {shown(count)}")
+        return [Link(a, b, bytes_per_s, latency_s, count, wire) for a, b in ends]
+
+    def ends(self, place: _Place) -> list[tuple[str, str]]:
+        """Both directions of `between = [a, b]`, or the one of `from` and `to`."""
+        if "between" not in place.values:
+            return [(self.text(place, "from"), self.text(place, "to"))]
+        both = place.values["between"]
+        if "from" in place.values or "to" in place.values:
+            self.fail(place, "between", "give either between (both ways) or from and to (one way), not all")
+        if not (isinstance(both, list) and len(both) == 2 and all(isinstance(name, str) for name in both)):
+            self.fail(place, "between", f'expected two names such as ["gpu0", "gpu1"], not {shown(both)}')
+        return [(both[0], both[1]), (both[1], both[0])]
+
+    def known_fields(self, place: _Place, fields: tuple[str, ...]) -> None:
+        for field in place.values:
+            if field not in fields:
+                self.fail(place, field, f"there is no such field{nearest(field, fields)}")
+
+    def text(self, place: _Place, field: str, default: str | None = None) -> str:
+        value = place.values.get(field, default)
+        if value is None:
+            self.fail(place, field, "is missing; add it")
+        if not isinstance(value, str):
+            self.fail(place, field, f"expected text in quotes, not {shown(value)}")
+        return value
+
+    def quantity(self, place: _Place, field: str, parse: Callable[[str], float]) -> float:
+        value = place.values.get(field)
+        if isinstance(value, int | float):
+            self.fail(place, field, f"{value} has no unit; write for example {EXAMPLES[field]}")
+        try:
+            return parse(self.text(place, field))
+        except TopologyError as error:
+            if str(error).startswith(f"{self.origin}, "):
+                raise
+            self.fail(place, field, str(error))
+
+    def fail(self, place: _Place, field: str, text: str) -> NoReturn:
+        of = "" if place.table == "topology" else f" of {place.table} {place.index + 1}"
+        line = self.lines.find(place.table, place.index, field)
+        raise TopologyError(f"{self.origin}, line {line}, field {shown(field)}{of}: {text}")
+
+
+EXAMPLES = {"bandwidth": '"16 GB/s"', "latency": '"3 us"'}
+
+
+def format_toml(topology: Topology) -> str:
+    """Text that parse_toml reads back into an equal topology; a pair of equal links becomes one `between`."""
+    parts = [f"name = {_quoted(topology.name)}\n"]
+    for node in topology.nodes:
+        machine = f"machine = {_quoted(node.machine)}\n" if node.machine else ""
+        parts.append(f'[[node]]\nname = {_quoted(node.name)}\nkind = "{node.kind}"\n{machine}')
+    links = list(topology.links)
+    while links:
+        link = links.pop(0)
+        back = Link(link.target, link.source, link.bytes_per_s, link.latency_s, link.count, link.wire)
+        paired = bool(links) and links[0] == back
+        parts.append(_format_link(link, both_ways=paired))
+        del links[: int(paired)]
+    return "\n".join(parts)
+
+
+def _format_link(link: Link, both_ways: bool) -> str:
+    a, b = _quoted(link.source), _quoted(link.target)
+    lines = ["[[link]]", *([f"between = [{a}, {b}]"] if both_ways else [f"from = {a}", f"to = {b}"])]
+    lines += [f'bandwidth = "{format_bytes_per_s(link.bytes_per_s)}"', f'latency = "{format_seconds(link.latency_s)}"']
+    lines += [f"count = {link.count}"] if link.count != 1 else []
+    lines += [f"wire = {_quoted(link.wire)}"] if link.wire else []
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A basic TOML string: quotes, backslashes and what can't be printed are escaped."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped) + '"'
