@@ -280,10 +280,9 @@ def _reduce(me: Any, skip_bytes: Any, target: Any, count: Any, op: Any, zero: An
         out = target + begin * item
         if ranks == 1:
             _copy(out, _word(sources, 0) + at, length * item)
-        else:
-            _combine(op, out, _word(sources, 0) + at, _word(sources, 1) + at, length, zero)
-        for rank in range(2, ranks):
-            _combine(op, out, out, _word(sources, rank) + at, length, zero)
+        for rank in range(1, ranks):
+            left = _word(sources, 0) + at if rank == 1 else out
+            _combine(op, out, left, _word(sources, rank) + at, length, zero)
         if op == Op.MEAN:
             _divide(out, length, ranks, zero)
 
@@ -354,7 +353,7 @@ def _slot(me: Any, rank: Any, sequence: Any) -> Any:
 
 
 @register_jitable
-def _publish(me: Any, sequence: Any, signature: Any, source: Any, size_bytes: Any) -> None:
+def _show(me: Any, sequence: Any, signature: Any, source: Any, size_bytes: Any) -> None:
     """Copies in, signs, and arrives."""
     line = _line(me, _word(me, Me.RANK))
     if size_bytes:
@@ -370,7 +369,7 @@ def _step(me: Any, signature: Any, segment: Any, offset: Any) -> Any:
         line, version = _line(me, _word(me, Me.RANK)), sequence % BUFFERS
         _set_word(line, _SEGMENT + version, segment)
         _set_word(line, _OFFSET + version, offset)
-        _publish(me, sequence, signature, 0, 0)
+        _show(me, sequence, signature, 0, 0)
         _set_word(me, Me.PHASE, 1)
     if not _all_reached(me, sequence):
         return WAITING
@@ -398,12 +397,13 @@ def _staged(me: Any, tensor: Any, count: Any, op: Any, signature: Any, zero: Any
     split = ranks > 2 and min(count, per_piece) * item >= _word(me, Me.SPLIT_BYTES)
     first, meetings = _word(me, Me.SEQUENCE) + 1, 2 if split else 1
     if _word(me, Me.PHASE) == 0:
-        _publish(me, first, signature, tensor, min(count, per_piece) * item)
+        _show(me, first, signature, tensor, min(count, per_piece) * item)
         _set_word(me, Me.PHASE, 1)
     for piece in range(_word(me, Me.PIECE), pieces):
         _set_word(me, Me.PIECE, piece)
-        sequence, at = first + piece * meetings, piece * per_piece * item
-        length = min(per_piece, count - piece * per_piece)
+        sequence, here = first + piece * meetings, tensor + piece * per_piece * item
+        length, begin, end, target = min(per_piece, count - piece * per_piece), 0, 0, here
+        following = min(per_piece, count - (piece + 1) * per_piece) * item  # 0 or less when this is the last
         if _word(me, Me.PHASE) == 1:
             if not _all_reached(me, sequence):
                 return WAITING
@@ -414,19 +414,22 @@ def _staged(me: Any, tensor: Any, count: Any, op: Any, signature: Any, zero: Any
             _aim(me, sequence)
             if split:
                 begin, end = _part(length, rank, ranks, item)
-                _reduce(me, begin * item, _slot(me, 0, sequence) + begin * item, end - begin, op, zero, item)
-                _publish(me, sequence + 1, signature, 0, 0)
+                target = _slot(me, 0, sequence) + begin * item
+            else:
+                begin, end = 0, length
+                if following > 0:
+                    _show(me, sequence + 1, signature, here + length * item, following)
+            _reduce(me, begin * item, target, end - begin, op, zero, item)
+            if split:
+                _show(me, sequence + 1, signature, 0, 0)
                 _set_word(me, Me.PHASE, 2)
-        if _word(me, Me.PHASE) == 2 and not _all_reached(me, sequence + 1):
-            return WAITING
-        if piece + 1 < pieces:
-            following = min(per_piece, count - (piece + 1) * per_piece)
-            _publish(me, sequence + meetings, signature, tensor + at + per_piece * item, following * item)
         if split:
-            _copy(tensor + at, _slot(me, 0, sequence), length * item)
-        else:
-            _reduce(me, 0, tensor + at, length, op, zero, item)
-        _set_word(me, Me.PHASE, 1)
+            if not _all_reached(me, sequence + 1):
+                return WAITING
+            if following > 0:
+                _show(me, sequence + 2, signature, here + length * item, following)
+            _copy(here, _slot(me, 0, sequence), length * item)
+            _set_word(me, Me.PHASE, 1)
     _set_word(me, Me.PHASE, 0)
     _set_word(me, Me.PIECE, 0)
     _set_word(me, Me.SEQUENCE, first + pieces * meetings - 1)
@@ -460,12 +463,6 @@ def _in_place(me: Any, count: Any, op: Any, zero: Any, item: Any) -> Any:
 def _reduce_sources(me: Any, target: Any, count: Any, op: Any, zero: Any, item: Any) -> Any:
     """Reduces the sources, in rank order, into target."""
     _reduce(me, 0, target, count, op, zero, item)
-    return DONE
-
-
-def _combine_two(target: Any, source: Any, count: Any, op: Any, zero: Any, item: Any) -> Any:
-    """target = target op source."""
-    _combine(op, target, target, source, count, zero)
     return DONE
 
 
@@ -526,7 +523,6 @@ class KERNELS:
     STAGED = Kernel(_staged, 5, typed=True)
     IN_PLACE = Kernel(_in_place, 3, typed=True)
     REDUCE = Kernel(_reduce_sources, 4, typed=True)
-    COMBINE = Kernel(_combine_two, 4, typed=True)
     RAISE = Kernel(_raise_counter, 2, typed=False)
     SPIN = Kernel(_spin, 4, typed=False)
     BEFORE_SLEEP = Kernel(_before_sleep, 1, typed=False)

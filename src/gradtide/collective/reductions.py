@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from numba import types
 
-from gradtide.collective.kernels import KERNELS, Op
+from gradtide.collective.kernels import Op
 from gradtide.errors import ConfigError
 
 __all__ = ["REDUCTIONS", "Reduction", "combine", "reduce_in_order", "reduction"]
@@ -75,12 +75,8 @@ def reduction(name: str, dtype: torch.dtype) -> Reduction:
 
 
 def combine(how: Reduction, target: torch.Tensor, source: torch.Tensor) -> None:
-    """target = target op source, rounding once. Both are contiguous, of how.dtype, and may be on any one device."""
-    if how.element is None or target.device.type != "cpu":
-        _TORCH[how.name](target, source, out=target)
-    elif target.numel():
-        call = KERNELS.COMBINE[how.element]
-        call(target.data_ptr(), source.data_ptr(), target.numel(), how.code, 0, how.item_bytes)
+    """target = target op source, rounding once. Both are of how.dtype, on any one device."""
+    _TORCH[how.name](target, source, out=target)
 
 
 def reduce_in_order(how: Reduction, target: torch.Tensor, sources: Sequence[torch.Tensor]) -> None:
@@ -88,7 +84,7 @@ def reduce_in_order(how: Reduction, target: torch.Tensor, sources: Sequence[torc
     if target is not sources[0]:
         target.copy_(sources[0])
     for source in sources[1:]:
-        _TORCH[how.name](target, source, out=target)
+        combine(how, target, source)
     how.finish(target, len(sources))
 
 
