@@ -6,8 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from gradtide.collective.group import Group
-from gradtide.collective.kernels import KERNELS
-from gradtide.collective.reductions import reduction
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -44,13 +42,6 @@ class Case:
     root: int
     seed: int
     background: bool = False
-
-
-def compile_kernels(rank: int, size: int) -> None:
-    for dtype in DTYPES:
-        if (element := reduction("sum", dtype).element) is not None:
-            for kernel in (KERNELS.STAGED, KERNELS.IN_PLACE, KERNELS.REDUCE):
-                kernel[element]
 
 
 def group_of(rank: int, size: int, name: str = "cases") -> Group:

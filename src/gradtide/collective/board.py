@@ -8,7 +8,7 @@ channels   for each ordered pair of ranks CHANNEL_BUFFERS of CHANNEL_BYTES: mess
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +66,9 @@ class Layout:
 class Board:
     """One rank's view of the meeting place. Only one thread at a time may meet; channels have their own counters."""
 
-    def __init__(self, rank: int, size: int, peers: Peers, mapping: mmap.mmap) -> None:
+    def __init__(self, rank: int, names: Sequence[int], peers: Peers, mapping: mmap.mmap) -> None:
+        """names: what each rank of this host is called in errors: its number in the whole job."""
+        self._names, size = names, len(names)
         self.rank, self.size, self.layout, self.peers = rank, size, Layout(size), peers
         self.bytes = tensor_over(mapping, torch.uint8, (self.layout.total_bytes,))
         self.base = address_of(mapping)
@@ -145,7 +147,9 @@ class Board:
         self.next_slot()[: len(text) + 1] = torch.tensor([*text, 0], dtype=torch.uint8)
         self.step(TEXTS, timeout_s)
         said = [bytes(slot[:2001].tolist()).split(b"\0")[0].decode(errors="replace") for slot in self.slots()]
-        sides = "; ".join(f"{_ranks([r for r in range(self.size) if said[r] == t])}: {t}" for t in dict.fromkeys(said))
+        sides = "; ".join(
+            f"{self._called([r for r in range(self.size) if said[r] == t])}: {t}" for t in dict.fromkeys(said)
+        )
         raise Mismatch(
             f"the ranks ask for different things ({sides}); make them call the same operation in the same order"
         )
@@ -176,12 +180,12 @@ class Board:
         gone = set(self.peers.gone())
         lost = [rank for rank in behind if rank in gone and self._spin(counters[rank], value, 1, 0) != DONE]
         if lost:
-            raise PeerLost(f"{_ranks(lost)} died or left during {what}; see its own output, then start a new group")
+            raise PeerLost(
+                f"{self._called(lost)} died or left during {what}; see its own output, then start a new group"
+            )
         remaining = deadline - time.monotonic()
         if remaining <= 0:
-            raise PeerTimeout(
-                f"{_ranks(behind)} did not arrive at {what} within {timeout_s:g} s; is it stuck, or is timeout_s short?"
-            )
+            raise PeerTimeout(f"{self._called(behind)} did not arrive at {what} within {timeout_s:g} s; is it stuck?")
         seen = self._before_sleep(counters[behind[0]])
         if seen < value:
             futex_wait(counters[behind[0]], seen, min(_LOOK_S, remaining))
@@ -190,6 +194,5 @@ class Board:
         if self.peers.process != os.getpid():
             raise CommunicationError("this group was joined by the process that forked this one; join one here")
 
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    def _called(self, ranks: list[int]) -> str:
+        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(self._names[rank]) for rank in ranks)}"

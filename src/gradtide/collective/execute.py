@@ -1,4 +1,4 @@
-"""Runs schedules: on the devices of one process, over shared memory, over torch.distributed, and over a mix of these."""
+"""Runs schedules: on the devices of one process, over shared memory, over messages, or over a mix of these."""
 
 from collections.abc import Sequence
 from typing import Protocol

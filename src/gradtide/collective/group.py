@@ -2,21 +2,28 @@
 
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
 import torch
 
-from gradtide.collective.board import Board, Layout
-from gradtide.collective.channel import Channels
+from gradtide.collective.choose import Strategy, choose, nominal_topology
+from gradtide.collective.joining import join_job, join_one_host
 from gradtide.collective.kernels import DONE, KERNELS
 from gradtide.collective.lane import Lane
+from gradtide.collective.many_hosts import ManyHosts
 from gradtide.collective.one_host import IN_PLACE_BYTES, Call, OneHost
+from gradtide.collective.prepare import give_back, output, plain
+from gradtide.collective.probing import probe_links
 from gradtide.collective.reductions import Reduction, reduction
+from gradtide.collective.runner import Runner
 from gradtide.collective.signature import Signature, sign
-from gradtide.errors import CommunicationError, ConfigError, Mismatch
+from gradtide.environment import read_environment
+from gradtide.errors import CommunicationError, ConfigError, Mismatch, ScheduleError
 from gradtide.handle import Handle
-from gradtide.transport.rendezvous import Place, join_host
+from gradtide.schedule.model import Schedule
+from gradtide.topology.model import Topology
 
 __all__ = ["Group"]
 
@@ -31,36 +38,56 @@ class Group:
     Handle at once; the operation runs in the background, in order). One that changes its tensor in place returns it.
     """
 
-    def __init__(self, name: str, backend: OneHost, timeout_s: float) -> None:
+    def __init__(
+        self, name: str, backend: OneHost | ManyHosts, runner: Runner, host_of: list[int], timeout_s: float
+    ) -> None:
         self.name, self.rank, self.size, self.timeout_s = name, backend.rank, backend.size, timeout_s
-        self._backend = backend
-        self._channels = Channels(backend.board)
+        self.topology = nominal_topology(host_of)  # what strategies are planned on; probe() measures it
+        self._backend, self._runner = backend, runner
+        self._host = backend if isinstance(backend, OneHost) else backend.host
         self._lane = Lane()
         self._message_lanes: dict[tuple[str, int], Lane] = {}
         self._broken = ""
         self._quick: dict[Any, tuple[Any, Signature, int, Reduction]] = {}
-        self._me = backend.board.me
+        self._chosen: dict[tuple[str | Path, int], Schedule] = {}
+        self._me = self._host.board.me
         self._finalizer = weakref.finalize(self, backend.close)
 
     @classmethod
     def join(cls, name: str, rank: int, size: int, *, timeout_s: float = 60.0) -> "Group":
         """Joins `size` processes of this host and user that give the same name, each with its own rank."""
-        if size < 1 or not 0 <= rank < size:
-            raise ConfigError(f"rank {rank} of {size} makes no sense; ranks go from 0 to size - 1")
-        layout = Layout(size)
-        peers, mapping = join_host(Place(name, rank, size), layout.total_bytes, timeout_s)
-        return cls(name, OneHost(Board(rank, size, peers, mapping)), timeout_s)
+        return cls(name, *join_one_host(name, rank, size, timeout_s), [0] * size, timeout_s)
+
+    @classmethod
+    def from_environment(cls, *, timeout_s: float = 60.0) -> "Group":
+        """Joins the job that torchrun or another launcher started this process for, on one host or on many."""
+        launch = read_environment().launch
+        if launch is None:
+            raise ConfigError("RANK is not set; start with torchrun, or use Group.join(name, rank, size)")
+        backend, runner, host_of = join_job(launch, timeout_s)
+        return cls(f"job at {launch.master_addr}:{launch.master_port}", backend, runner, host_of, timeout_s)
 
     # --- Collectives ---
 
     def all_reduce(
-        self, tensor: Tensor, op: str = "sum", *, async_op: bool = False, timeout_s: float | None = None
+        self,
+        tensor: Tensor,
+        op: str = "sum",
+        *,
+        strategy: Strategy | None = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
     ) -> Any:
-        """Every rank's tensor becomes the reduction of all, in rank order: the same bits on all, whatever the size."""
+        """Every rank's tensor becomes the reduction of all, with the same bits on all.
+
+        Without a strategy, ranks on one host are added in rank order whatever the size. A strategy is a name ("ring"),
+        "auto" (the fastest on `self.topology`), the Path of a schedule's file, or a Schedule.
+        """
         quick = self._quick.get((op, tensor.dtype, tensor.shape))
         # The shortest way for small tensors: one compiled call does it all (4 KB between two ranks: under 2 us).
         if (
             quick
+            and strategy is None
             and not async_op
             and tensor.is_cpu
             and tensor.is_contiguous()
@@ -75,18 +102,48 @@ class Group:
             finally:
                 self._lane.leave()
             return tensor
-        return self._all_reduce(tensor, op, async_op, timeout_s)
-
-    def _all_reduce(self, tensor: Tensor, op: str, async_op: bool, timeout_s: float | None) -> Any:
         how = reduction(op, tensor.dtype)
+        if strategy is not None:
+            return self._run_schedule(tensor, how, strategy, async_op, timeout_s)
         signature = sign(f"all_reduce({op})", tensor.dtype, tuple(tensor.shape))
-        if how.element is not None and tensor.numel() * how.item_bytes < IN_PLACE_BYTES:
+        self._remember_quick(signature, tensor, how)
+        return self._in_place(signature, tensor, lambda c, t: self._backend.all_reduce(c, t, how), async_op, timeout_s)
+
+    def _remember_quick(self, signature: Signature, tensor: Tensor, how: Reduction) -> None:
+        small = tensor.numel() * how.item_bytes < IN_PLACE_BYTES
+        if small and how.element is not None and isinstance(self._backend, OneHost):
             if len(self._quick) > 1024:
                 self._quick.clear()
-            self._quick[op, tensor.dtype, tensor.shape] = KERNELS.STAGED[how.element], signature, tensor.numel(), how
-        return self._in_place(
-            signature, tensor, lambda call, t: self._backend.all_reduce(call, t, how), async_op, timeout_s
-        )
+            key = how.name, tensor.dtype, tensor.shape
+            self._quick[key] = KERNELS.STAGED[how.element], signature, tensor.numel(), how
+
+    def _run_schedule(
+        self, tensor: Tensor, how: Reduction, strategy: Strategy, async_op: bool, timeout_s: float | None
+    ) -> Any:
+        schedule = self._schedule(strategy, tensor.numel() * tensor.element_size())
+        if schedule.collective != "all_reduce":
+            raise ScheduleError(f"schedule {schedule.name} is for {schedule.collective}, not for all_reduce")
+        digest = self._runner.prepare(schedule)
+        call = f"all_reduce({how.name}) by schedule {schedule.name} {digest}"
+        signature = sign(call, tensor.dtype, tuple(tensor.shape))
+        backend = self._backend
+
+        def work(call: Call, prepared: Tensor) -> None:
+            if isinstance(backend, ManyHosts):
+                backend.agree(call)
+            self._runner.run(call, schedule, prepared, how)
+
+        return self._in_place(signature, tensor, work, async_op, timeout_s)
+
+    def _schedule(self, strategy: Strategy, size_bytes: int) -> Schedule:
+        if isinstance(strategy, Schedule):
+            return strategy
+        key = strategy, size_bytes
+        if key not in self._chosen:
+            if len(self._chosen) > 256:
+                self._chosen.clear()
+            self._chosen[key] = choose(strategy, self.topology, size_bytes)
+        return self._chosen[key]
 
     def broadcast(
         self, tensor: Tensor, root: int = 0, *, async_op: bool = False, timeout_s: float | None = None
@@ -112,7 +169,7 @@ class Group:
     ) -> Any:
         """Every rank's tensors, one after the other, as a tensor of shape (size, *shape)."""
         signature = sign("all_gather", tensor.dtype, tuple(tensor.shape))
-        out = _output(tensor, (self.size, *tensor.shape), out)
+        out = output(tensor, (self.size, *tensor.shape), out)
         return self._into(
             signature, tensor, out, lambda c, t, o: self._backend.all_gather(c, t, o), async_op, timeout_s
         )
@@ -130,9 +187,9 @@ class Group:
         self._check_rank(root)
         signature = sign(f"gather(to {root})", tensor.dtype, tuple(tensor.shape))
         if self.rank != root:
-            source = _plain(tensor)
+            source = plain(tensor)
             return self._run(signature, lambda c: self._backend.gather(c, source, None), async_op, timeout_s)
-        out = _output(tensor, (self.size, *tensor.shape), out)
+        out = output(tensor, (self.size, *tensor.shape), out)
         return self._into(signature, tensor, out, lambda c, t, o: self._backend.gather(c, t, o), async_op, timeout_s)
 
     def scatter(
@@ -151,9 +208,9 @@ class Group:
                 f"scatter: rank {root}, the root, gives the source, and nobody else; this is rank {self.rank}"
             )
         if source is not None:
-            _output(source, (self.size, *out.shape), source)
+            output(source, (self.size, *out.shape), source)
         signature = sign(f"scatter(from {root})", out.dtype, tuple(out.shape))
-        rows = None if source is None else _plain(source)
+        rows = None if source is None else plain(source)
         return self._in_place(signature, out, lambda c, o: self._backend.scatter(c, rows, o, root), async_op, timeout_s)
 
     def reduce_scatter(
@@ -169,7 +226,7 @@ class Group:
         how = reduction(op, tensor.dtype)
         signature = sign(f"reduce_scatter({op})", tensor.dtype, tuple(tensor.shape))
         self._check_rows(tensor, "reduce_scatter")
-        out = _output(tensor, tuple(tensor.shape[1:]), out)
+        out = output(tensor, tuple(tensor.shape[1:]), out)
         work = lambda c, t, o: self._backend.reduce_scatter(c, t, o, how)  # noqa: E731
         return self._into(signature, tensor, out, work, async_op, timeout_s)
 
@@ -179,7 +236,7 @@ class Group:
         """Row r of the tensor, whose shape is (size, *shape), goes to rank r; row r of the result came from rank r."""
         signature = sign("all_to_all", tensor.dtype, tuple(tensor.shape))
         self._check_rows(tensor, "all_to_all")
-        out = _output(tensor, tuple(tensor.shape), out)
+        out = output(tensor, tuple(tensor.shape), out)
         return self._into(
             signature, tensor, out, lambda c, t, o: self._backend.all_to_all(c, t, o), async_op, timeout_s
         )
@@ -193,23 +250,21 @@ class Group:
     def send(self, tensor: Tensor, to: int, *, async_op: bool = False, timeout_s: float | None = None) -> Any:
         """Sends to one rank, which receives into a tensor of the same dtype and shape, in the order sent."""
         self._check_peer(to, "send to")
-        data = _plain(tensor).view(-1).view(torch.uint8)
-        signature = sign("a message", tensor.dtype, tuple(tensor.shape))
-        limit = self.timeout_s if timeout_s is None else timeout_s
-        return self._message(("send", to), signature, lambda: self._channels.send(signature, data, to, limit), async_op)
+        data = plain(tensor).view(-1).view(torch.uint8)
+        call = self._call(sign("a message", tensor.dtype, tuple(tensor.shape)), timeout_s)
+        return self._message(("send", to), call, lambda: self._backend.send(call, data, to), async_op)
 
     def recv(self, tensor: Tensor, source: int, *, async_op: bool = False, timeout_s: float | None = None) -> Any:
         """Receives what `source` sent into the tensor."""
         self._check_peer(source, "receive from")
-        signature = sign("a message", tensor.dtype, tuple(tensor.shape))
-        limit = self.timeout_s if timeout_s is None else timeout_s
-        plain = _plain(tensor)
+        call = self._call(sign("a message", tensor.dtype, tuple(tensor.shape)), timeout_s)
+        prepared = plain(tensor)
 
         def work() -> Tensor:
-            self._channels.receive(signature, plain.view(-1).view(torch.uint8), source, limit)
-            return _give_back(plain, tensor)
+            self._backend.receive(call, prepared.view(-1).view(torch.uint8), source)
+            return give_back(prepared, tensor)
 
-        return self._message(("recv", source), signature, work, async_op)
+        return self._message(("recv", source), call, work, async_op)
 
     # --- Memory ---
 
@@ -222,8 +277,14 @@ class Group:
         """
         extents = (shape,) if isinstance(shape, int) else tuple(shape)
         signature = sign("shared_tensor", dtype, extents)
-        create = self._backend.segments.create
+        create = self._host.segments.create
         return self._run(signature, lambda c: create(c.signature, extents, dtype, c.timeout_s), False, timeout_s)
+
+    def probe(self, budget_s: float = 2.0) -> Topology:
+        """Measures the links between all ranks, one pair at a time, and plans on them from now on."""
+        self.topology = probe_links(self, budget_s)
+        self._chosen.clear()
+        return self.topology
 
     # --- Ending ---
 
@@ -252,11 +313,11 @@ class Group:
         async_op: bool,
         timeout_s: float | None,
     ) -> Any:
-        plain = _plain(tensor)
+        prepared = plain(tensor)
 
         def whole(call: Call) -> Tensor:
-            work(call, plain)
-            return _give_back(plain, tensor)
+            work(call, prepared)
+            return give_back(prepared, tensor)
 
         return self._run(signature, whole, async_op, timeout_s)
 
@@ -269,11 +330,11 @@ class Group:
         async_op: bool,
         timeout_s: float | None,
     ) -> Any:
-        source, target = _plain(tensor), _plain(out)
+        source, target = plain(tensor), plain(out)
 
         def whole(call: Call) -> Tensor:
             work(call, source, target)
-            return _give_back(target, out)
+            return give_back(target, out)
 
         return self._run(signature, whole, async_op, timeout_s)
 
@@ -290,7 +351,7 @@ class Group:
     def _run(
         self, signature: Signature, work: Callable[[Call], T], async_op: bool, timeout_s: float | None
     ) -> T | Handle[T]:
-        call = Call(signature, self.timeout_s if timeout_s is None else timeout_s)
+        call = self._call(signature, timeout_s)
 
         def guarded() -> T:
             return self._guarded(lambda: work(call))
@@ -316,19 +377,22 @@ class Group:
         kernel, signature, count, how = quick
         arguments = (self._me, tensor.data_ptr(), count, how.code, signature.number, 0, how.item_bytes)
         limit = self.timeout_s if timeout_s is None else timeout_s
-        board = self._backend.board
+        board = self._host.board
         self._guarded(lambda: board.finish(code, lambda: int(kernel(*arguments)), signature, limit))
 
-    def _message(self, key: tuple[str, int], signature: Signature, work: Callable[[], T], async_op: bool) -> Any:
+    def _call(self, signature: Signature, timeout_s: float | None) -> Call:
+        return Call(signature, self.timeout_s if timeout_s is None else timeout_s)
+
+    def _message(self, key: tuple[str, int], call: Call, work: Callable[[], T], async_op: bool) -> Any:
         # Each direction to each peer has its own lane: a receive that waits must not keep the send that it waits for.
         lane = self._message_lanes.setdefault(key, Lane())
-        text = f"{key[0]} of {signature.text}"
+        text = f"{key[0]} of {call.signature.text}"
         if async_op:
             return lane.submit(text, lambda: self._guarded(work))
         return lane.run(text, lambda: self._guarded(work))
 
     def _check_whole(self) -> None:
-        self._backend.board.check_process()
+        self._host.board.check_process()
         if self._broken:
             raise CommunicationError(f"group {self.name!r} can't be used any more ({self._broken}); join a new one")
 
@@ -346,28 +410,3 @@ class Group:
             raise ConfigError(
                 f"{what} takes a tensor with a row a rank, shape ({self.size}, ...); this one has {tuple(tensor.shape)}"
             )
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """The tensor itself if it is contiguous memory of the CPU, or else a copy that is."""
-    if tensor.layout != torch.strided:
-        raise ConfigError(f"a tensor of layout {tensor.layout} can't be communicated; make it dense first")
-    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-
-
-def _give_back(plain: Tensor, tensor: Tensor) -> Tensor:
-    """Puts the result where it was asked for, if that is elsewhere."""
-    if plain.data_ptr() != tensor.data_ptr() or plain.device != tensor.device or plain.is_conj() != tensor.is_conj():
-        tensor.detach().copy_(plain)
-    return tensor
-
-
-def _output(tensor: Tensor, shape: tuple[int, ...], out: Tensor | None) -> Tensor:
-    if out is None:
-        return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-    if tuple(out.shape) != shape or out.dtype != tensor.dtype:
-        raise ConfigError(
-            f"expected {str(tensor.dtype).removeprefix('torch.')}{list(shape)}, "
-            f"got {str(out.dtype).removeprefix('torch.')}{list(out.shape)}"
-        )
-    return out

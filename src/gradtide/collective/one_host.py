@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from gradtide.collective.board import SLOT_BYTES, Board
+from gradtide.collective.channel import Channels
 from gradtide.collective.kernels import DONE, KERNELS
 from gradtide.collective.reductions import Reduction, reduce_in_order
 from gradtide.collective.segments import Segments
@@ -38,6 +39,7 @@ class OneHost:
     def __init__(self, board: Board) -> None:
         self.board, self.segments = board, Segments(board)
         self.rank, self.size = board.rank, board.size
+        self._channels = Channels(board)
 
     def close(self) -> None:
         self.board.peers.close()
@@ -110,6 +112,12 @@ class OneHost:
         flat = _bytes(out)
         parts = _bytes(tensor).view(self.size, -1)
         self._exchange(call, parts, lambda shown, at: self._reduce(how, flat, shown, self.rank, at))
+
+    def send(self, call: Call, data: torch.Tensor, target: int) -> None:
+        self._channels.send(call.signature, data, target, call.timeout_s)
+
+    def receive(self, call: Call, data: torch.Tensor, source: int) -> None:
+        self._channels.receive(call.signature, data, source, call.timeout_s)
 
     # --- How ---
 

@@ -1,14 +1,15 @@
 """From a schedule to what one process has to do: the same for every executor, so that all of them give the same bits.
 
-The process of an op's target performs it: it takes the source's chunk and copies or reduces it into the target's. Ops on
-the same chunk of the same rank, one of them writing, must keep the order of the list; nothing else matters. `verify` has
-proven that the schedule's own deps say the same, so the order is taken from the list, where each process finds all it
-needs to wait for among its own sends and the progress of the processes it shares memory with.
+The process of an op's target performs it: it takes the source's chunk and copies or reduces it into the target's. Ops
+on the same chunk of the same rank, one of them writing, must keep the order of the list; nothing else matters. `verify`
+has proven that the schedule's own deps say the same, so the order is taken from the list, where each process finds all
+it needs to wait for among its own sends and the progress of the processes it shares memory with.
 """
 
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from gradtide.errors import ScheduleError
 from gradtide.schedule.model import Op, Schedule
@@ -52,7 +53,7 @@ def performers(schedule: Schedule, processes: int) -> tuple[int, ...]:
     """Which process stands in for each rank: a contributor for itself, helpers are dealt out."""
     if schedule.contributors != processes:
         raise ScheduleError(
-            f"schedule {schedule.name} is for {schedule.contributors} ranks, but {processes} take part; plan it for these"
+            f"schedule {schedule.name} is for {schedule.contributors} ranks, but {processes} take part; plan for these"
         )
     return tuple(rank % processes for rank in range(len(schedule.ranks)))
 
@@ -63,7 +64,7 @@ def chunk_bounds(schedule: Schedule, count: int) -> list[tuple[int, int]]:
     for weight in schedule.weights:
         before += weight
         edges.append(count * before // total)
-    return list(zip(edges, edges[1:], strict=False))
+    return list(pairwise(edges))
 
 
 def write_programme(schedule: Schedule, me: int, processes: int, near: Callable[[int], bool]) -> Programme:

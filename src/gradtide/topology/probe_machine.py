@@ -28,9 +28,7 @@ def probe_machine(processes: int = 2, budget_s: float = 4.0, wait_s: float = 30.
 
     Transfers take about `budget_s` together; no wait for a process is longer than `wait_s`.
     """
-    return build_topology(
-        "probe", dict.fromkeys(_names(processes), "host0"), probe_fits(processes, budget_s, wait_s)
-    )
+    return build_topology("probe", dict.fromkeys(_names(processes), "host0"), probe_fits(processes, budget_s, wait_s))
 
 
 def probe_fits(processes: int, budget_s: float, wait_s: float) -> dict[tuple[str, str], Fit]:
