@@ -3,12 +3,15 @@
 import multiprocessing
 import multiprocessing.connection
 import os
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["warm"])
+# Python 3.11 does not tell the server our sys.path, and it skips in silence what it can't import.
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
 
 
 class Failed(Exception):

@@ -1,26 +1,33 @@
 """Measures the links between the ranks of a running group, with the messages that its schedules would send."""
 
 import time
+from dataclasses import replace
 from itertools import permutations
 from typing import TYPE_CHECKING
 
 import torch
 
-from gradtide.topology.model import Node, Topology
+from gradtide.topology.model import Link, Topology
 from gradtide.topology.probe import Fit, Sample, build_topology, fit_link
+from gradtide.topology.validate import check
 
 if TYPE_CHECKING:
     from gradtide.collective.group import Group
 
 __all__ = ["probe_links"]
 
-SIZES = (64, 4_096, 65_536, 524_288, 4_194_304)
+SIZES = (64, 4_096, 262_144, 1_048_576, 4_194_304)
 _LEAST, _MOST = 3, 40
 
 
 def probe_links(group: "Group", budget_s: float) -> Topology:
-    """One pair after the other, each way; the source's fits go to everybody."""
-    pairs = list(permutations(range(group.size), 2))
+    """One pair after the other, each way; the source's fits go to everybody.
+
+    Inside a host every pair is measured. Between two hosts the leaders' link stands for all, and all links from one
+    host to another share one wire: two ranks that send at once get half each.
+    """
+    machines = {node.name: node.machine for node in group.topology.nodes}
+    pairs = [pair for pair in permutations(range(group.size), 2) if _measured(pair, list(machines.values()))]
     fits: dict[tuple[str, str], Fit] = {}
     for source, target in pairs:
         row = torch.zeros(3, dtype=torch.float64)
@@ -32,8 +39,25 @@ def probe_links(group: "Group", budget_s: float) -> Topology:
         group.broadcast(row, source)
         latency_s, bytes_per_s, worst = row.tolist()
         fits[f"rank{source}", f"rank{target}"] = Fit(latency_s, bytes_per_s, worst)
-    nodes: tuple[Node, ...] = group.topology.nodes
-    return build_topology("probed", {node.name: node.machine for node in nodes}, fits)
+    for link in permutations(machines, 2):
+        if link not in fits:
+            fits[link] = fits[_leader(link[0], machines), _leader(link[1], machines)]
+    measured = build_topology("probed", machines, fits)
+    return check(replace(measured, links=tuple(_on_wire(link, machines) for link in measured.links)))
+
+
+def _measured(pair: tuple[int, int], machines: list[str]) -> bool:
+    source, target = (machines[rank] for rank in pair)
+    return source == target or pair == (machines.index(source), machines.index(target))
+
+
+def _leader(name: str, machines: dict[str, str]) -> str:
+    return next(other for other, machine in machines.items() if machine == machines[name])
+
+
+def _on_wire(link: Link, machines: dict[str, str]) -> Link:
+    source, target = machines[link.source], machines[link.target]
+    return link if source == target else replace(link, wire=f"{source} to {target}")
 
 
 def _measure(group: "Group", source: int, target: int, budget_s: float) -> list[Sample]:

@@ -2,8 +2,8 @@
 
 The process of an op's target performs it: it takes the source's chunk and copies or reduces it into the target's. Ops
 on the same chunk of the same rank, one of them writing, must keep the order of the list; nothing else matters. `verify`
-has proven that the schedule's own deps say the same, so the order is taken from the list, where each process finds all
-it needs to wait for among its own sends and the progress of the processes it shares memory with.
+has proven that the schedule's own deps say the same, so the order is taken from the list: each process finds all it
+needs to wait for among its own sends and the progress of the processes it shares memory with.
 """
 
 from collections import defaultdict
@@ -71,26 +71,43 @@ def write_programme(schedule: Schedule, me: int, processes: int, near: Callable[
     """near(process): whether this process sees that one's memory; of itself it does."""
     process_of = performers(schedule, processes)
     performed = [0] * processes
-    number: list[int] = []  # of each op, among those that its process performs
-    written: dict[tuple[int, int], int] = {}
-    readers: dict[tuple[int, int], list[int]] = defaultdict(list)
+    number = [0] * len(schedule.ops)  # of each op, among those that its process performs
     receives, sends = [], []
-    for at, op in enumerate(schedule.ops):
-        source, target = (op.src, op.chunk), (op.dst, op.chunk)
+    for at, before in _by_level(schedule):
+        op = schedule.ops[at]
         home, other = process_of[op.dst], process_of[op.src]
-        before = [*readers[target], *(written[place] for place in (source, target) if place in written)]
         if home == me:
             waits, left = _waits(schedule, before, process_of, number, me, near)
             receives.append(Receive(at, op, other, near(other), waits, left))
         elif other == me and not near(home):
-            sends.append(Send(at, op, home, number[written[source]] + 1 if source in written else 0))
-        number.append(performed[home])
+            wrote = [number[earlier] + 1 for earlier in before if schedule.ops[earlier].dst == op.src]
+            sends.append(Send(at, op, home, max(wrote, default=0)))
+        number[at] = performed[home]
         performed[home] += 1
+    helpers = tuple(r for r in range(schedule.contributors, len(schedule.ranks)) if process_of[r] == me)
+    return Programme(tuple(receives), tuple(sends), tuple(performed), helpers)
+
+
+def _by_level(schedule: Schedule) -> list[tuple[int, list[int]]]:
+    """Every op's place with those that it must come after, in the order in which processes take them up.
+
+    A process performs its ops one by one. In the list's own order it would finish one chunk before it turns to the
+    next, and the wires would wait for it. So first come all ops that wait for nothing, then those that wait for these,
+    and so on. What conflicts keeps its order: the bits are the same.
+    """
+    written: dict[tuple[int, int], int] = {}
+    readers: dict[tuple[int, int], list[int]] = defaultdict(list)
+    level: list[int] = []
+    after: list[list[int]] = []
+    for at, op in enumerate(schedule.ops):
+        source, target = (op.src, op.chunk), (op.dst, op.chunk)
+        before = [*readers[target], *(written[place] for place in (source, target) if place in written)]
+        level.append(1 + max((level[earlier] for earlier in before), default=0))
+        after.append(before)
         readers[source].append(at)
         written[target] = at
         readers[target] = []
-    helpers = tuple(r for r in range(schedule.contributors, len(schedule.ranks)) if process_of[r] == me)
-    return Programme(tuple(receives), tuple(sends), tuple(performed), helpers)
+    return [(at, after[at]) for at in sorted(range(len(level)), key=level.__getitem__)]
 
 
 def _waits(
