@@ -46,6 +46,10 @@ def map_memory(descriptor: int, size_bytes: int) -> mmap.mmap:
                 f"a peer sent {found} bytes of shared memory where {size_bytes} were expected; do the versions differ?"
             )
         return mmap.mmap(descriptor, size_bytes)
+    except OSError as error:
+        raise ConfigError(
+            f"can't map {size_bytes} bytes of shared memory ({error.strerror}); ask for less, or free some"
+        ) from None
     finally:
         os.close(descriptor)
 
