@@ -4,18 +4,22 @@
 say_and_stop() { echo "gradtide: $*" >&2; exit 2; }
 
 setup() {
-  local extras="$1" python="${PYTHON:-python3}" stamp log
+  local extras="$1" python="${PYTHON:-python3}" stamp log installed
   command -v "$python" >/dev/null 2>&1 || say_and_stop "no $python found; install Python 3.11 or newer, or set PYTHON=/path/to/python"
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     say_and_stop "$python is $("$python" --version 2>&1); gradtide needs 3.11 or newer: set PYTHON=/path/to/python3.11"
   bin="$root/.venv/bin"
-  # What was installed from what: a change of these files, of the folder or of the extras installs again.
-  stamp="$(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum) $root $extras"
-  [ "$(cat "$root/.venv/installed$extras" 2>/dev/null)" = "$stamp" ] && return
+  # What was installed from what: a change of these files or of the folder installs again. [dev] holds all the rest.
+  stamp="$(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum) $root"
+  for installed in "$extras" "[dev]"; do
+    [ "$(cat "$root/.venv/installed$installed" 2>/dev/null)" = "$stamp" ] && return
+  done
   "$python" -c 'import venv, ensurepip' 2>/dev/null ||
     say_and_stop "$python has no venv module; on Debian or Ubuntu: apt-get install python3-venv"
-  if [ ! -x "$bin/python" ] || ! "$bin/python" -m pip --version >/dev/null 2>&1; then
-    "$python" -m venv --clear "$root/.venv" 2>/dev/null || say_and_stop "can't create $root/.venv; is the folder writable and the disk not full?"
+  # An environment does not survive being moved or copied: its programs name the folder they were made in.
+  if [ "$(cat "$root/.venv/root" 2>/dev/null)" != "$root" ] || ! "$bin/python" -m pip --version >/dev/null 2>&1; then
+    "$python" -m venv --clear "$root/.venv" 2>/dev/null && echo "$root" >"$root/.venv/root" ||
+      say_and_stop "can't create $root/.venv; is the folder writable and the disk not full?"
   fi
   echo "gradtide: installing into .venv (once, a few minutes)" >&2
   log="$root/.venv/install.log"

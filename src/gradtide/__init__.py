@@ -7,23 +7,44 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    pass
+    from gradtide.collective import all_reduce
+    from gradtide.parallel import DevicePool, find_devices, replicate, split_batch, train_batch
+    from gradtide.train import evaluate, fit
 
 __version__ = "0.1.0"
 
-# Where each public name lives, relative to this package.
-_EXPORTS: dict[str, str] = {}
+# Where each public name lives.
+_EXPORTS = {
+    "DevicePool": "gradtide.parallel",
+    "all_reduce": "gradtide.collective",
+    "evaluate": "gradtide.train",
+    "find_devices": "gradtide.parallel",
+    "fit": "gradtide.train",
+    "replicate": "gradtide.parallel",
+    "split_batch": "gradtide.parallel",
+    "train_batch": "gradtide.parallel",
+}
 
-__all__ = ["__version__"]
+__all__ = [
+    "DevicePool",
+    "__version__",
+    "all_reduce",
+    "evaluate",
+    "find_devices",
+    "fit",
+    "replicate",
+    "split_batch",
+    "train_batch",
+]
 
 
 def __getattr__(name: str) -> object:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'gradtide' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_EXPORTS[name], __name__), name)
+    value = getattr(importlib.import_module(_EXPORTS[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_EXPORTS])
+    return sorted({*globals(), *_EXPORTS})

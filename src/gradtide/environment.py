@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gradtide.errors import ConfigError
 
-__all__ = ["Environment", "Launch", "read_environment"]
+__all__ = ["Environment", "Launch", "read_environment", "with_root_allowed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +51,8 @@ def _number(name: str, default: str | None = None) -> int:
     if text is None or not text.isdecimal():
         raise ConfigError(f"the environment variable {name} must be a whole number, not {text!r}; start with torchrun")
     return int(text)
+
+
+def with_root_allowed() -> dict[str, str]:
+    """The environment for Open MPI's mpiexec, which refuses to run as root (in a container, say) unless told twice."""
+    return dict(os.environ) | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

@@ -87,6 +87,11 @@ def test_equal_pictures_have_equal_bytes_and_png_is_drawn_too(tmp_path):
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_picture_that_nobody_could_read_is_refused(tmp_path):
+    with pytest.raises(OutputError, match="1,000 nodes; a picture holds 400; draw a smaller topology"):
+        draw_topology(preset("ring:1000"), tmp_path / "it.svg")
+
+
 def test_wrong_outputs_and_wrong_traffic_are_refused(tmp_path):
     with pytest.raises(OutputError, match=r"must end in \.svg, \.png, \.pdf"):
         draw_topology(preset("ring:4"), tmp_path / "it.docx")

@@ -2,8 +2,8 @@ import pytest
 
 from gradtide.errors import TopologyError
 from gradtide.topology.files import topology_named
+from gradtide.topology.formats.nvidia_smi import parse_nvidia_smi
 from gradtide.topology.model import NodeKind, Topology
-from gradtide.topology.nvidia_smi import parse_nvidia_smi
 from gradtide.topology.rates import Rates
 from gradtide.topology.routes import Routes
 
@@ -132,6 +132,11 @@ def test_gpus_that_no_path_joins_are_refused():
     apart = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV1\tN/A\nGPU1\tNV1\tX\tN/A\nGPU2\tN/A\tN/A\tX\n"
     with pytest.raises(TopologyError, match="device 'gpu2' can't be reached"):
         read(apart)
+
+
+def test_a_nic_with_nvlinks_is_refused():
+    with pytest.raises(TopologyError, match="line 2, column NIC0: NV2, but only GPUs have NVLinks"):
+        read("\tGPU0\tNIC0\nGPU0\tX\tNV2\nNIC0\tNV2\tX\n")
 
 
 def test_a_saved_text_is_recognised_by_its_content(tmp_path):

@@ -1,12 +1,14 @@
 """Puts the commands together; turns our errors into one line and exit code 2."""
 
-import os
 import sys
 from typing import Annotated
 
 import typer
 
 from gradtide import __version__
+from gradtide.cli import topology
+from gradtide.cli.bench import bench
+from gradtide.cli.doctor import doctor
 from gradtide.cli.train import train
 from gradtide.errors import GradtideError
 
@@ -38,17 +40,15 @@ def _gradtide(
 
 
 app.command()(train)
+app.command()(doctor)
+app.add_typer(topology.app, name="topology")
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:
-    """The `gradtide` command. A user's mistake is one line and exit code 2; Ctrl-C is 130."""
+    """The `gradtide` command. A user's mistake is one line and exit code 2."""
     try:
         app()
     except GradtideError as error:
         print(f"gradtide: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        # A device thread may be deep inside a kernel that nothing can interrupt; don't wait for it.
-        print("gradtide: interrupted", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        os._exit(130)

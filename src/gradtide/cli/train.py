@@ -168,13 +168,14 @@ class _Progress:
         self._task = self._bar.add_task(title, total=samples, epoch=1, loss="-", accuracy="-", rate="-")
 
     def __enter__(self) -> "_Progress":
-        self._bar.__enter__()
         return self
 
     def __exit__(self, *details: Any) -> None:
-        self._bar.__exit__(*details)
+        if self._bar.live.is_started:
+            self._bar.stop()
 
     def observe(self, event: Event, totals: "Totals") -> None:
+        self._bar.start()  # with the first event: a run that can't start shows no bar
         if isinstance(event, BatchDone):
             rate = f"{totals.samples_per_s:,.0f}"
             self._bar.update(self._task, advance=event.samples, epoch=event.epoch, loss=f"{event.loss:.3f}", rate=rate)

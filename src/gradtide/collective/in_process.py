@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradtide.errors import ConfigError
 
-__all__ = ["STRATEGIES", "Each", "all_reduce", "one_by_one"]
+__all__ = ["STRATEGIES", "Each", "all_reduce", "check_strategy", "one_by_one"]
 
 Each = Callable[[Callable[[int], None]], object]  # runs a function for every device's index, side by side if it can
 
@@ -43,9 +43,13 @@ def all_reduce(tensors: Sequence[Tensor], strategy: str = "sharded", each: Each 
     return STRATEGIES[strategy]([tensor.view(-1) for tensor in tensors], each or one_by_one(len(tensors)))
 
 
-def _check(tensors: Sequence[Tensor], strategy: str) -> None:
+def check_strategy(strategy: str) -> None:
     if strategy not in STRATEGIES:
         raise ConfigError(f"unknown strategy {strategy!r}; choose one of {', '.join(STRATEGIES)}")
+
+
+def _check(tensors: Sequence[Tensor], strategy: str) -> None:
+    check_strategy(strategy)
     if not tensors:
         raise ConfigError("all_reduce got no tensors; pass one per device")
     first = tensors[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gradtide.topology.model import Link, Topology
-from gradtide.topology.probe import Fit, Sample, build_topology, fit_link
+from gradtide.topology.probe.fit import Fit, Sample, build_topology, fit_link
 from gradtide.topology.validate import check
 
 if TYPE_CHECKING:

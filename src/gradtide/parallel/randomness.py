@@ -11,8 +11,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradtide.errors import ConfigError
+from gradtide.parallel.devices import Device
 
-__all__ = ["DeviceRandom"]
+__all__ = ["DeviceRandom", "seed_devices"]
+
+
+def seed_devices(devices: Sequence[Device], seed: int) -> list["DeviceRandom | None"]:
+    """Gives every device a generator of its own, seeded apart from the others. CUDA devices have theirs: None."""
+    made: list[DeviceRandom | None] = []
+    for device in devices:
+        own_seed = seed * len(devices) + device.index
+        if device.torch_device.type == "cuda":
+            torch.cuda.default_generators[device.torch_device.index].manual_seed(own_seed)
+            made.append(None)
+        else:
+            made.append(DeviceRandom(torch.Generator().manual_seed(own_seed)))
+    return made
 
 
 class DeviceRandom(TorchDispatchMode):

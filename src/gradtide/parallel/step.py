@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradtide.collective import all_reduce
+from gradtide.collective import all_reduce, check_strategy
 from gradtide.events import Emit, GradientsReady, GradientsSynchronised, ParametersUpdated, ignore
 from gradtide.parallel.batches import Shard
 from gradtide.parallel.devices import DevicePool
 from gradtide.parallel.randomness import DeviceRandom
 from gradtide.parallel.replicas import Replica
 
-__all__ = ["BatchResult", "LossFn", "count_correct", "train_batch"]
+__all__ = ["BatchResult", "LossFn", "check_strategy", "count_correct", "train_batch"]
 
 LossFn = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> the mean loss of the samples
 
@@ -35,7 +35,7 @@ def train_batch(
     loss_fn: LossFn,
     pool: DevicePool,
     strategy: str = "sharded",
-    randomness: Sequence[DeviceRandom] | None = None,
+    randomness: Sequence[DeviceRandom | None] | None = None,
     emit: Emit = ignore,
 ) -> BatchResult:
     """Takes one step on every replica with the gradient of the whole batch; afterwards all hold the same parameters.
@@ -51,7 +51,7 @@ def train_batch(
             replica.gradients.clear()
             return 0.0, 0, [False] * len(replica.gradients.parameters)
         shard = shards[index]
-        with randomness[index] if randomness else nullcontext():
+        with (randomness and randomness[index]) or nullcontext():
             outputs = replica.module(shard.inputs)
         loss = loss_fn(outputs, shard.targets) * shard.weight
         loss.backward()

@@ -3,26 +3,26 @@
 from pathlib import Path
 
 from gradtide.errors import OutputError, TopologyError
+from gradtide.topology.formats.nvidia_smi import looks_like_nvidia_smi, parse_nvidia_smi
+from gradtide.topology.formats.toml_file import format_toml, parse_toml
 from gradtide.topology.model import Topology
-from gradtide.topology.nvidia_smi import looks_like_nvidia_smi, parse_nvidia_smi
 from gradtide.topology.presets import is_preset_name, preset
 from gradtide.topology.rates import Rates
-from gradtide.topology.toml_file import format_toml, parse_toml
 from gradtide.topology.wording import shown
 
 __all__ = ["read_topology", "topology_named", "write_topology"]
 
-MOST_BYTES = 4_000_000  # a cluster of 4,096 devices takes about 1 MB
+MOST_BYTES = 2_000_000  # a cluster of 4,096 devices takes about 1 MB
 
 
-def topology_named(text: str) -> Topology:
-    """The preset of this name, or what the file at this path describes.
+def topology_named(text: str, rates: Rates | None = None) -> Topology:
+    """The preset of this name, or what the file at this path describes (nvidia-smi text with wires of these rates).
 
     >>> len(topology_named("ring:8").nodes)
     8
     """
     if not is_preset_name(text) and (Path(text).suffix or "/" in text or Path(text).exists()):
-        return read_topology(Path(text))
+        return read_topology(Path(text), rates)
     return preset(text)
 
 

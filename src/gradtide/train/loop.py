@@ -22,8 +22,8 @@ from gradtide.parallel import (
     split_batch,
     train_batch,
 )
-from gradtide.parallel.randomness import DeviceRandom
-from gradtide.parallel.step import LossFn
+from gradtide.parallel.randomness import DeviceRandom, seed_devices
+from gradtide.parallel.step import LossFn, check_strategy
 from gradtide.train.evaluate import evaluate_replicas
 from gradtide.train.rates import Rates
 from gradtide.train.source import Source, as_source, read_ahead
@@ -77,6 +77,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
         raise ConfigError(f"{epochs} epochs; it must be 1 or more")
     if scale_batch and isinstance(train_data, torch.utils.data.DataLoader):
         raise ConfigError("scale_batch can't change a DataLoader's batch size; give the loader the larger one")
+    check_strategy(strategy)
     rates = Rates(lr, lr_scaling, growth, warmup_epochs)
     source = as_source(train_data, batch_size * growth, seed)
     tests = None if test_data is None else as_source(test_data, max(1024, batch_size), shuffle=False)
@@ -130,12 +131,8 @@ class _Run:
             replica.module.train()
         if sync_batch_norm and len(devices) > 1:
             share_batch_norm(self.replicas, pool)
-        generators = [torch.Generator().manual_seed(seed * len(devices) + device.index) for device in devices]
-        on_cpu = all(device.torch_device.type == "cpu" for device in devices)
         # Watches the first batch; stays only if the model drew random numbers, since it costs time at every operation.
-        self.randomness = [DeviceRandom(generator) for generator in generators] if on_cpu else None
-        if not on_cpu:
-            torch.manual_seed(seed)
+        self.randomness: list[DeviceRandom | None] | None = seed_devices(devices, seed)
 
     def train(self, source: Source, tests: Source | None, epochs: int, rates: Rates, emit: Emit) -> History:
         history, step = History(), 0
@@ -157,7 +154,7 @@ class _Run:
                     self.randomness,
                     emit,
                 )
-                if step == 0 and self.randomness and not any(r.draws for r in self.randomness):
+                if step == 0 and self.randomness and not any(r and r.draws for r in self.randomness):
                     self.randomness = None
                 step, in_epoch, samples = step + 1, in_epoch + 1, samples + result.samples
                 summed += result.loss * result.samples

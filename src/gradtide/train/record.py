@@ -36,6 +36,7 @@ class RunFolder:
         started = self._clock()
 
         def observe(event: Event) -> None:
+            self._open()
             seconds = round(self._clock() - started, 6)
             if isinstance(event, BatchDone):
                 accuracy = None if event.correct is None else event.correct / event.samples
@@ -51,16 +52,20 @@ class RunFolder:
         """The last line of a run: its totals."""
         self._write({"run": run, "kind": "summary", **figures})
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _open(self) -> TextIO:
         try:
             if self._file is None:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self._file = self.metrics.open("x", encoding="utf-8", buffering=1)  # a line is out once it is written
-            self._file.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise OutputError(
-                f"can't write {self.metrics} ({error.strerror}); free some space or choose another --output"
-            ) from error
+            raise OutputError(f"can't write {self.metrics} ({error.strerror}); choose another --output") from error
+        return self._file
+
+    def _write(self, line: dict[str, Any]) -> None:
+        try:
+            self._open().write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise OutputError(f"can't write {self.metrics} ({error.strerror}); the lines before are kept") from error
 
     def close(self) -> None:
         if self._file is not None:

@@ -24,12 +24,12 @@ def between(a: Box, b: Box, others: Collection[Box], tiered: bool = False, core:
     corners = _corners(others)
     start, end = _ports(a, b) if tiered and a.y != b.y else ((a.x, a.y), (b.x, b.y))
     outside = min(np.hypot(*start), np.hypot(*end)) > core * 1.05
-    curves = [_outside(_bent(start, end, bend), a, b) for bend in BENDS]
-    for curve in curves:
+    for bend in BENDS:
+        curve = _outside(_bent(start, end, bend), a, b)
         crosses = outside and np.min(np.hypot(curve[:, 0], curve[:, 1])) < core
         if not crosses and not _hits(curve, corners):
             return curve
-    return curves[0]
+    return _outside(_bent(start, end, 0.0), a, b)
 
 
 def _ports(a: Box, b: Box) -> tuple[tuple[float, float], tuple[float, float]]:

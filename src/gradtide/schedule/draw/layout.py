@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradtide.topology.model import Node, NodeKind, Topology
 
@@ -49,17 +49,22 @@ def lay_out(topology: Topology) -> Layout:
     devices = [node.name for node in topology.nodes if node.kind is NodeKind.DEVICE]
     others = [node.name for node in topology.nodes if node.kind is not NodeKind.DEVICE]
     meshed = any(graph[name] & set(devices) for name in devices)
-    core, tiered = 0.0, False
+    core, hub, tiered = 0.0, 0.0, False
     if not others:
-        places = _circle(devices, max(widths.values()))
+        mesh = len(topology.links) > 2 * len(devices)  # chords need more room than a ring
+        places = _circle(devices, max(*widths.values(), 1.4 if mesh else 0.0))
     elif len(others) == 1 and not meshed and len(devices) > 2:
-        places = _circle(devices, max(widths.values())) | {others[0]: (0.0, 0.0)}
+        places = _circle(devices, max(*widths.values(), 1.1)) | {others[0]: (0.0, 0.0)}
+        hub = 0.5 * max(math.hypot(x, y) for x, y in places.values())  # a large hub keeps its links apart
+        widths[others[0]] = max(widths[others[0]], hub)
     elif meshed:
         places, core = _ringed(devices, others, graph, max(widths.values()))
     else:
         tiered, places = True, _two_storeys(topology, graph, widths)
         widths |= _bars(others, graph, places, widths)
     boxes = {name: Box(x, y, widths[name], texts[name]) for name, (x, y) in places.items()}
+    if hub:
+        boxes[others[0]] = replace(boxes[others[0]], height=max(HEIGHT, hub))
     return Layout(boxes, machines, tiered, core)
 
 
@@ -92,7 +97,7 @@ def _circle(names: list[str], width: float) -> dict[str, tuple[float, float]]:
     count = len(names)
     if count == 1:
         return {names[0]: (0.0, 0.0)}
-    apart = max(width + GAP, 1.15 if count <= 12 else 0.85)
+    apart = max(width + GAP, 1.15 if count <= 20 else 0.85)
     radius = max(1.5 if count > 2 else 1.1, apart / (2 * math.sin(math.pi / count)))
     # Half a step of turn puts two boxes level at the top instead of one alone, where they are few and even.
     turn = math.pi / 2 + (math.pi / count if count % 2 == 0 and count > 2 else math.pi / 2 if count == 2 else 0)
@@ -107,7 +112,7 @@ def _ringed(
 
     The whole is turned so that the first of the outermost stands on the right. Also gives the circle's radius.
     """
-    places = _circle(devices, max(width, 0.85))
+    places = _circle(devices, max(width, 1.3))
     core = max(math.hypot(x, y) for x, y in places.values())
     level = _levels(devices, graph)
     angle = 0.0

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 __all__ = ["save"]
 
+MOST_PIXELS = 16_000  # of a side; many viewers refuse more
+
 
 def save(figure: "Figure", path: Path) -> None:
     """Writes the figure; the same figure always gives the same bytes."""
@@ -21,6 +23,8 @@ def save(figure: "Figure", path: Path) -> None:
     date = {"Date": None} if path.suffix.lower() == ".svg" else {}
     try:
         with mpl.rc_context({"svg.hashsalt": "gradtide"}):
-            figure.savefig(path, dpi=150, facecolor="white", metadata=date)
+            figure.savefig(
+                path, dpi=min(150, MOST_PIXELS / max(figure.get_size_inches())), facecolor="white", metadata=date
+            )
     except OSError as error:
         raise OutputError(f"can't draw to {path}: {error.strerror}; name another file") from None

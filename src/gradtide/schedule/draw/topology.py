@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradtide.errors import ScheduleError
+from gradtide.errors import OutputError, ScheduleError
 from gradtide.schedule.draw.curves import Points, between, shifted
 from gradtide.schedule.draw.layout import Box, Layout, lay_out
 from gradtide.schedule.draw.save import save
@@ -28,14 +28,15 @@ KIND = {NodeKind.DEVICE: "device", NodeKind.HOST: "host", NodeKind.SWITCH: "swit
 # Shares of the busiest link's time, from idle to busiest: colour and width in points. Dark means busy, also in grey.
 BINS = (
     (0.0, "idle", "#c9c9c9", 0.8),
-    (0.25, "up to 25 %", "#f2b34c", 1.4),
-    (0.5, "up to 50 %", "#ea7a28", 2.0),
-    (0.75, "up to 75 %", "#cc3f22", 2.7),
-    (0.999, "up to 100 %", "#9e1b32", 3.4),
-    (float("inf"), "busiest", "#4d0a2a", 4.2),
+    (0.25, "up to 25 %", "#f2b34c", 1.2),
+    (0.5, "up to 50 %", "#ea7a28", 1.7),
+    (0.75, "up to 75 %", "#cc3f22", 2.2),
+    (0.999, "up to 100 %", "#9e1b32", 2.7),
+    (float("inf"), "busiest", "#4d0a2a", 3.3),
 )
 CLASSES = ("#33475b", "#b5651d", "#6a3d9a", "#1b7a7a", "#8a1c4a", "#5b6d00")
 TYPE = "DejaVu Sans"
+MOST_NODES = 400  # beyond that nobody can read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,9 @@ def draw_topology(
     (bytes / bandwidth) compared with the busiest, which is named. Without it, links are coloured by bandwidth.
     `title` stands on top (the topology's name where it is empty), `note` below it.
     """
+    if len(topology.nodes) > MOST_NODES:
+        text = f"{topology.name} has {len(topology.nodes):,} nodes; a picture holds {MOST_NODES}"
+        raise OutputError(f"{text}; draw a smaller topology of the same shape")
     rates = _rates(topology)
     lines = [note] if note else []
     if loads is None:

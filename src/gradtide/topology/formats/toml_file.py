@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gradtide.errors import TopologyError
+from gradtide.topology.formats.toml_lines import Lines
 from gradtide.topology.model import Link, Node, NodeKind, Topology
-from gradtide.topology.toml_lines import Lines
 from gradtide.topology.units import format_bytes_per_s, format_seconds, parse_bytes_per_s, parse_seconds
 from gradtide.topology.validate import faults
 from gradtide.topology.wording import nearest, shown
@@ -18,6 +18,7 @@ __all__ = ["format_toml", "parse_toml"]
 TOP_FIELDS = ("name", "node", "link")
 NODE_FIELDS = ("name", "kind", "machine")
 LINK_FIELDS = ("between", "from", "to", "bandwidth", "latency", "count", "wire")
+LONGEST_LINE = 2_000
 MOST_WIRES = 1_000_000  # side by side in one link; beyond that it is a typo
 
 
@@ -27,15 +28,24 @@ def parse_toml(text: str, origin: str, default_name: str) -> Topology:
 
 
 def _load(text: str, origin: str) -> dict[str, Any]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if len(line) > LONGEST_LINE:  # tomllib takes time quadratic in the length of a dotted key
+            raise TopologyError(f"{origin}, line {number}: longer than {LONGEST_LINE:,} characters; expected TOML")
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise TopologyError(f"{origin}: brackets are nested too deeply for a description of a topology") from None
     except ValueError as error:  # a TOMLDecodeError, or a number of too many digits
-        place = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error), re.DOTALL)
-        what = f", line {place[2]}, column {place[3]}: {place[1]}" if place else f": {error}"
-        one_line = " ".join(what.split())[:200]
-        raise TopologyError(f"{origin}{'' if place else ' '}{one_line}; expected TOML".replace(" ,", ",")) from None
+        raise TopologyError(f"{origin}{_syntax_error(str(error), text)}; expected TOML") from None
+
+
+def _syntax_error(message: str, text: str) -> str:
+    """tomllib's message with its place in front."""
+    place = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", message, re.DOTALL)
+    if not place:
+        return f": {' '.join(message.split())[:200]}"
+    where = f", line {place[2]}, column {place[3]}" if place[2] else f", line {text.rstrip().count(chr(10)) + 1}"
+    return f"{where}: {' '.join(place[1].split())[:200]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,8 @@ class _Reader:
 
     def ends(self, place: _Place) -> list[tuple[str, str]]:
         """Both directions of `between = [a, b]`, or the one of `from` and `to`."""
+        if not {"between", "from", "to"} & set(place.values):
+            self.fail(place, "between", "is missing; name the two ends of the link")
         if "between" not in place.values:
             return [(self.text(place, "from"), self.text(place, "to"))]
         both = place.values["between"]

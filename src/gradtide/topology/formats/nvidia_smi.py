@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gradtide.errors import TopologyError
+from gradtide.topology.formats.pcie_tree import DISTANCES, Member, pcie_tree
 from gradtide.topology.model import Link, Node, NodeKind, Topology
-from gradtide.topology.pcie_tree import DISTANCES, Member, pcie_tree
 from gradtide.topology.rates import NVLINK_S, Rates
 from gradtide.topology.validate import check
 from gradtide.topology.wording import nearest, shown
@@ -23,7 +23,7 @@ GPU = re.compile(r"GPU\d{1,4}")
 CELL = re.compile(r"X|NV\d{1,3}|N/A|" + "|".join(DISTANCES))
 SYNONYMS = {"SOC": "SYS"}  # drivers before 384
 MOST_NVLINKS = 18  # of any GPU so far; more than that to all peers together means they share a switch
-MOST_COLUMNS = 1024
+MOST_COLUMNS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,10 @@ def _row(cells: list[str], names: tuple[str, ...], where: str) -> dict[str, str]
         if not CELL.fullmatch(value) or (value == "X") != (name == cells[0]):
             known = f"NV1, NV2, … or {', '.join(DISTANCES)}" if name != cells[0] else "X"
             raise TopologyError(f"{where}, column {name}: expected {known}, not {shown(value)}")
+        if value.startswith("NV") and not (GPU.fullmatch(name) and GPU.fullmatch(cells[0])):
+            raise TopologyError(
+                f"{where}, column {name}: {value}, but only GPUs have NVLinks; expected a PCIe distance"
+            )
     return dict(zip(names, values, strict=True))
 
 
@@ -143,12 +147,13 @@ def _label(name: str) -> str:
 def _nvlinks(matrix: Matrix, gpus: list[str], rates: Rates, nvswitch: bool | None) -> tuple[list[Link], list[str]]:
     """The NVLinks, and the switch they lead to if they do."""
     counts = {(a, b): int(c[2:]) for (a, b), c in matrix.codes.items() if c.startswith("NV") and c != "NV0"}
-    totals = {gpu: sum(n for (a, _), n in counts.items() if a == gpu) for gpu in gpus}
+    totals, most = dict.fromkeys(gpus, 0), dict.fromkeys(gpus, 0)
+    for (a, _), n in counts.items():
+        totals[a], most[a] = totals[a] + n, max(most[a], n)
     if nvswitch is None:
         nvswitch = max(totals.values(), default=0) > MOST_NVLINKS
     if not nvswitch:
         return [Link(_label(a), _label(b), rates.nvlink, NVLINK_S, n) for (a, b), n in counts.items()], []
-    most = {gpu: max((n for (a, _), n in counts.items() if a == gpu), default=0) for gpu in gpus}
     wired = [(gpu.lower(), n) for gpu, n in most.items() if n]
     links = [Link(a, "nvswitch", rates.nvlink, NVLINK_S / 2, n) for a, n in wired]
     return [*links, *(Link(k.target, k.source, k.bytes_per_s, k.latency_s, k.count) for k in links)], ["nvswitch"]

@@ -14,12 +14,12 @@ from types import TracebackType
 
 from gradtide.errors import TopologyError
 from gradtide.topology.model import Topology
-from gradtide.topology.probe import Fit, build_topology, fit_link, measure_link
+from gradtide.topology.probe.fit import Fit, build_topology, fit_link, measure_link
 
 __all__ = ["MOST_PROCESSES", "Crew", "probe_machine"]
 
 MOST_PROCESSES = 16
-CHILD = Path(__file__).with_name("probe_child.py")
+CHILD = Path(__file__).with_name("child.py")
 STARTING_S = 20.0  # the longest that starting the interpreters may take
 
 

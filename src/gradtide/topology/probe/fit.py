@@ -1,7 +1,7 @@
 """Links by measurement: time some transfers, fit a latency and a bandwidth to each link, build a topology.
 
 The three steps know nothing of each other. A transfer is any function that sends so many bytes so often and says how
-long each took; probe_machine.py has one between fresh processes, and a running job can hand in its own.
+long each took; machine.py has one between fresh processes, and a running job can hand in its own.
 """
 
 import statistics

@@ -1,0 +1,116 @@
+"""One contender of `bench train`, in a process of its own: train_peer KIND THREADS MODEL BATCH PROCESSES STORE RANK."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gradtide.bench.peers import serve
+from gradtide.collective import all_reduce
+from gradtide.parallel import DevicePool, find_devices, replicate, split_batch, train_batch
+from gradtide.train.models import build_model
+
+LR = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all contenders do alike."""
+
+    model: nn.Module
+    batch: tuple[Tensor, Tensor]
+    processes: int
+    store: str
+    rank: int
+
+
+def plain(job: Job) -> Callable[[], object]:
+    return _plain_step(job.model, job.batch)
+
+
+def _plain_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Callable[[], object]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    inputs, targets = batch
+
+    def step() -> None:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def textbook(job: Job) -> Callable[[], object]:
+    """One device after the other, then an all-reduce of each parameter's gradient on device 0."""
+    devices = find_devices(["cpu:0", "cpu:1"])
+    replicas = [replica.module for replica in replicate(job.model, devices)]
+
+    def step() -> None:
+        for module, shard in zip(replicas, split_batch(job.batch, devices), strict=True):
+            (functional.cross_entropy(module(shard.inputs), shard.targets) * shard.weight).backward()
+        for parameters in zip(*(module.parameters() for module in replicas), strict=True):
+            all_reduce([p.grad for p in parameters if p.grad is not None], "root")
+        with torch.no_grad():
+            for module in replicas:
+                for parameter in module.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(LR * parameter.grad)
+                    parameter.grad.zero_()
+
+    return step
+
+
+def ddp(job: Job) -> Callable[[], object]:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", f"file://{job.store}", rank=job.rank, world_size=job.processes)
+    shares = [torch.tensor_split(part, job.processes)[job.rank] for part in job.batch]
+    model = nn.parallel.DistributedDataParallel(job.model, gradient_as_bucket_view=True)
+    return _plain_step(model, (shares[0], shares[1]))
+
+
+def unsynchronised(job: Job) -> Callable[[], object]:
+    """The ceiling: each device trains its own model on its own shard and never waits for the other."""
+    devices = find_devices(["cpu:0", "cpu:1"])
+    pool = DevicePool(devices)
+    shards = split_batch(job.batch, devices)
+    models = [replica.module for replica in replicate(job.model, devices)]
+    steps = [_plain_step(m, (shard.inputs, shard.targets)) for m, shard in zip(models, shards, strict=True)]
+    return lambda: pool.run(lambda index: steps[index]())
+
+
+def gradtide(job: Job) -> Callable[[], object]:
+    devices = find_devices(["cpu:0", "cpu:1"])
+    pool = DevicePool(devices)
+    replicas = replicate(job.model, devices)
+    optimizers = [torch.optim.SGD(replica.module.parameters(), lr=LR) for replica in replicas]
+    return lambda: train_batch(
+        replicas, optimizers, split_batch(job.batch, devices), functional.cross_entropy, pool, "sharded"
+    )
+
+
+KINDS = {"plain": plain, "textbook": textbook, "ddp": ddp, "unsynchronised": unsynchronised, "gradtide": gradtide}
+
+
+def main() -> None:
+    kind, threads, model, batch_size, processes, store, rank = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(int(batch_size), 1, 28, 28, generator=generator)
+    targets = torch.randint(10, (int(batch_size),), generator=generator)
+    job = Job(build_model(model, 0), (inputs, targets), int(processes), store, int(rank))
+    step = KINDS[kind](job)
+    if kind == "ddp":
+        import torch.distributed as dist
+
+        serve(step, dist.barrier)
+        dist.destroy_process_group()
+    else:
+        serve(step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""`gradtide topology`: lists, shows, checks and probes topologies."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from gradtide.topology.model import Topology
+    from gradtide.topology.rates import Rates
+
+__all__ = ["app"]
+
+app = typer.Typer(help="List, show, check and measure topologies.", no_args_is_help=True, rich_markup_mode=None)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Nvlink = Annotated[str, typer.Option(help="One NVLink's bandwidth a direction, for nvidia-smi text.")]
+Pcie = Annotated[str, typer.Option(help="A PCIe port's bandwidth a direction, for nvidia-smi text.")]
+
+
+@app.command("list")
+def list_presets(as_json: Json = False) -> None:
+    """The topologies known by name."""
+    from gradtide.topology.presets import PRESETS, preset
+
+    rows = []
+    for known in PRESETS:
+        example = preset(known.example)
+        devices = sum(node.kind == "device" for node in example.nodes)
+        rows.append({"name": known.form, "example": known.example, "devices": devices, "summary": known.summary})
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    _print_table(("name", "what it is"), [[row["name"], row["summary"]] for row in rows])
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A preset, a TOML file, or saved `nvidia-smi topo -m` output.")],
+    as_json: Json = False,
+    toml: Annotated[bool, typer.Option("--toml", help="Print the TOML file that describes it.")] = False,
+    draw: Annotated[Path | None, typer.Option(help="Draw it to this .svg, .png or .pdf file.")] = None,
+    nvlink: Nvlink = "25 GB/s",
+    pcie: Pcie = "16 GB/s",
+) -> None:
+    """The nodes and links of a topology."""
+    from gradtide.errors import ConfigError
+    from gradtide.topology.files import topology_named
+
+    if as_json and toml:
+        raise ConfigError("give --json or --toml, not both")
+    topology = topology_named(name, _rates(nvlink, pcie))
+    if draw:
+        from gradtide.schedule.draw import draw_topology
+
+        draw_topology(topology, draw)
+    if toml:
+        from gradtide.topology.formats.toml_file import format_toml
+
+        typer.echo(format_toml(topology), nl=False)
+    elif as_json:
+        typer.echo(json.dumps(_as_json(topology), indent=2))
+    else:
+        _print_topology(topology)
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="A TOML file, or saved `nvidia-smi topo -m` output.")],
+    as_json: Json = False,
+) -> None:
+    """Whether a file describes a topology; the first mistake is named with its line and field."""
+    from gradtide.topology.files import read_topology
+
+    topology = read_topology(file)
+    counts = _counts(topology)
+    if as_json:
+        typer.echo(json.dumps({"file": str(file), "name": topology.name, "links": len(topology.links), **counts}))
+        return
+    there = ", ".join(f"{count} {kind}{'' if count == 1 else _plural(kind)}" for kind, count in counts.items() if count)
+    typer.echo(f"{file}: fine ({there}, {len(topology.links)} one-way links)")
+
+
+@app.command()
+def probe(
+    processes: Annotated[int, typer.Option(help="How many processes to measure between.")] = 2,
+    output: Annotated[Path | None, typer.Option(help="Write the topology to this TOML file.")] = None,
+    seconds: Annotated[float, typer.Option(help="How long the transfers may take together.")] = 4.0,
+    as_json: Json = False,
+) -> None:
+    """Measure latency and bandwidth between processes of this machine."""
+    from gradtide.errors import ConfigError
+    from gradtide.topology.files import write_topology
+    from gradtide.topology.probe.machine import probe_machine
+
+    if not 0 < seconds <= 600:
+        raise ConfigError(f"--seconds must be above 0 and at most 600, not {seconds:g}")
+    topology = probe_machine(processes, budget_s=seconds)
+    if output:
+        write_topology(topology, output)
+    if as_json:
+        typer.echo(json.dumps(_as_json(topology), indent=2))
+    else:
+        _print_topology(topology)
+        if output:
+            typer.echo(f"written to {output}; try: gradtide plan {output} --size 16MB")
+
+
+def _rates(nvlink: str, pcie: str) -> "Rates":
+    from gradtide.topology.rates import Rates
+    from gradtide.topology.units import parse_bytes_per_s
+
+    return Rates(nvlink=parse_bytes_per_s(nvlink), pcie=parse_bytes_per_s(pcie))
+
+
+def _counts(topology: "Topology") -> dict[str, int]:
+    from gradtide.topology.model import NodeKind
+
+    return {str(kind): sum(node.kind is kind for node in topology.nodes) for kind in NodeKind}
+
+
+def _plural(kind: str) -> str:
+    return "es" if kind.endswith("h") else "s"
+
+
+def _as_json(topology: "Topology") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    nodes, links = [asdict(node) for node in topology.nodes], [asdict(link) for link in topology.links]
+    return {"name": topology.name, "nodes": nodes, "links": links}
+
+
+def _print_topology(topology: "Topology") -> None:
+    from gradtide.topology.units import format_bytes_per_s, format_seconds
+
+    _print_table(("node", "kind", "machine"), [[n.name, str(n.kind), n.machine] for n in topology.nodes])
+    rows = []
+    for link, arrow in _paired(topology):
+        rate = f"{link.count} × " if link.count > 1 else ""
+        rate += format_bytes_per_s(link.bytes_per_s)
+        rows.append([f"{link.source} {arrow} {link.target}", rate, format_seconds(link.latency_s), link.wire])
+    if not any(row[-1] for row in rows):
+        rows = [row[:-1] for row in rows]
+    _print_table(("link", "bandwidth", "latency", "shared wire"), rows)
+
+
+def _paired(topology: "Topology") -> list[tuple[Any, str]]:
+    """Each link with its arrow; two that differ in nothing but their direction are one row."""
+    from dataclasses import replace
+
+    left = dict.fromkeys(topology.links)
+    rows = []
+    while left:
+        link = next(iter(left))
+        del left[link]
+        back = replace(link, source=link.target, target=link.source)
+        rows.append((link, "↔" if back in left else "→"))
+        left.pop(back, None)
+    return rows
+
+
+def _print_table(titles: tuple[str, ...], rows: list[list[Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    width = len(rows[0]) if rows else len(titles)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles[:width]:
+        table.add_column(title, no_wrap=title == "name", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))  # Text: a name in brackets is no markup
+    Console().print(table)
+    typer.echo()
