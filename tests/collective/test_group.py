@@ -1,5 +1,8 @@
+from itertools import pairwise
+
 import pytest
-from cases import DTYPES, Case, check, reductions_of
+import torch
+from cases import DTYPES, Case, check, group_of, reductions_of, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -50,3 +53,45 @@ def test_every_rank_gets_bit_for_bit_what_plain_torch_computes(ranks, operation)
         assert not any(ranks.run(check, size, case))
 
     run()
+
+
+def cut_anywhere(rank, size, dtype, cuts):
+    group, count = group_of(rank, size), 200_003
+    whole = (torch.randn(count, generator=torch.Generator().manual_seed(rank)) * 100).to(dtype)
+    in_memory = group.shared_tensor(count, dtype).copy_(whole)
+    pieces = whole.clone()
+    for begin, end in pairwise([0, *cuts, count]):
+        group.all_reduce(pieces[begin:end])
+    assert same(group.all_reduce(whole.clone()), pieces)
+    assert same(group.all_reduce(in_memory), pieces)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_bits_depend_neither_on_the_message_s_size_nor_on_bucket_boundaries(ranks, dtype):
+    for size in (2, 3, 5):
+        ranks.run(cut_anywhere, size, dtype, [1, 77, 40_000, 110_001])
+
+
+def in_order(rank, size):
+    """Many at once in the background, with blocking ones between: each sees what those before it left."""
+    group, tensor = group_of(rank, size), torch.ones(100)
+    handles = [group.all_reduce(tensor, async_op=True) for _ in range(5)]
+    group.all_reduce(tensor, "mean")
+    last = group.broadcast(tensor, 1, async_op=True)
+    assert last.wait(20) is tensor
+    assert all(handle.done() and handle.result() is tensor for handle in handles)
+    return tensor[0].item()
+
+
+def test_background_work_and_blocking_calls_keep_their_order(ranks):
+    assert ranks.run(in_order, 3) == [3.0**5] * 3
+
+
+def with_gradient(rank, size):
+    parameter = torch.nn.Parameter(torch.full((4,), float(rank)))
+    group_of(rank, size).broadcast(parameter, 1)
+    return parameter.tolist()
+
+
+def test_a_parameter_can_be_broadcast_in_place(ranks):
+    assert ranks.run(with_gradient, 2) == [[1.0] * 4] * 2

@@ -16,7 +16,7 @@ from gradtide.bench.machine import describe_machine
 from gradtide.bench.peers import Peer
 from gradtide.errors import ConfigError
 
-__all__ = ["OURS", "SIZES", "Figure", "bench_allreduce", "content", "find_mpi"]
+__all__ = ["OURS", "SIZES", "Figure", "bench_allreduce", "content", "find_mpi", "show"]
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 160 << 20)
 OURS = ("gradtide, shared tensor", "gradtide, ordinary tensor")
@@ -68,11 +68,7 @@ def find_mpi(pythons: Sequence[str] = ()) -> list[Mpi]:
         except OSError as error:
             raise ConfigError(f"--mpi-python {python} can't be run ({error.strerror}); name a Python") from None
         if asked.returncode == 0 and mpiexec:
-            found.append(
-                Mpi(
-                    " ".join(asked.stdout.split(",")[0].replace("MPICH Version:", "MPICH").split()[:3]), python, mpiexec
-                )
-            )
+            found.append(Mpi(_called(asked.stdout), python, mpiexec))
         elif pythons:
             raise ConfigError(f"{python} has no mpi4py or no mpiexec; install mpi4py and openmpi or mpich for it")
     return found
@@ -133,3 +129,17 @@ def content(settings: dict[str, Any], figures: Sequence[Figure]) -> dict[str, An
         "machine": describe_machine().as_dict(),
         "results": [asdict(figure) for figure in figures],
     }
+
+
+def show(title: str, figures: Sequence[Figure]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for heading in ("bytes", "", "us", "min", "max", "x fastest peer"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for figure in figures:
+        taken = (figure.seconds, figure.seconds_min, figure.seconds_max)
+        times = [f"{seconds * 1e6:,.1f}" for seconds in taken]
+        table.add_row(f"{figure.size_bytes:,}", figure.name, *times, f"{figure.ratio:.2f}")
+    Console().print(table)

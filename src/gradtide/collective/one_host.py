@@ -18,7 +18,7 @@ from gradtide.collective.signature import Signature
 
 __all__ = ["IN_PLACE_BYTES", "Call", "OneHost"]
 
-IN_PLACE_BYTES = 64 * 1024  # shared tensors from this size on are reduced where they lie
+IN_PLACE_BYTES = 256 * 1024  # shared tensors from this size on are read and reduced where they lie
 _ALIGN = 64
 
 # What a rank does after a meeting, with what every rank showed (as bytes, parts x width) and where that piece begins.
