@@ -42,7 +42,7 @@ def _cases(draw, operation):
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_rank_gets_bit_for_bit_what_plain_torch_computes(ranks, operation):
     @settings(
-        max_examples=60,
+        max_examples=100,
         derandomize=True,
         deadline=None,
         database=None,
