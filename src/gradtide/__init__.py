@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gradtide.collective import all_reduce
     from gradtide.parallel import DevicePool, find_devices, replicate, split_batch, train_batch
+    from gradtide.schedule.plan import plan
     from gradtide.train import evaluate, fit
 
 __version__ = "0.1.0"
@@ -20,6 +21,7 @@ _EXPORTS = {
     "evaluate": "gradtide.train",
     "find_devices": "gradtide.parallel",
     "fit": "gradtide.train",
+    "plan": "gradtide.schedule.plan",
     "replicate": "gradtide.parallel",
     "split_batch": "gradtide.parallel",
     "train_batch": "gradtide.parallel",
@@ -32,6 +34,7 @@ __all__ = [
     "evaluate",
     "find_devices",
     "fit",
+    "plan",
     "replicate",
     "split_batch",
     "train_batch",

@@ -61,7 +61,7 @@ def test_errors_name_file_op_and_field_in_one_line(text: str, fault: str):
 
 def test_a_huge_file_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(serialize, "MAX_JSON_BYTES", 100)
-    with pytest.raises(ScheduleError, match="at most 100"):
+    with pytest.raises(ScheduleError, match="longer than 100 bytes"):
         schedule_from_json("x" * 101)
 
 

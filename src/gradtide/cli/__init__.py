@@ -1,10 +1,12 @@
 """The command line, one file a command.
 
-app.py       puts the commands together; turns our errors into one line and exit code 2
-train.py     trains a model, shows it live, keeps what it saw
-topology.py  lists, shows, checks and probes topologies
-bench.py     gradtide beside its peers
-doctor.py    what this machine has, and what that means
+app.py         puts the commands together; turns our errors into one line and exit code 2
+train.py       trains a model, shows it live, keeps what it saw
+plan.py        which synchronisation is best on these links, and why
+plan_sizes.py  which one wins from which size on
+topology.py    lists, shows, checks and probes topologies
+bench.py       gradtide beside its peers
+doctor.py      what this machine has, and what that means
 """
 
 from gradtide.cli.app import main

@@ -9,6 +9,7 @@ from gradtide import __version__
 from gradtide.cli import topology
 from gradtide.cli.bench import bench
 from gradtide.cli.doctor import doctor
+from gradtide.cli.plan import plan
 from gradtide.cli.train import train
 from gradtide.errors import GradtideError
 
@@ -40,6 +41,7 @@ def _gradtide(
 
 
 app.command()(train)
+app.command()(plan)
 app.command()(doctor)
 app.add_typer(topology.app, name="topology")
 app.add_typer(bench, name="bench")

@@ -32,7 +32,7 @@ def schedule_to_json(schedule: Schedule) -> str:
 def schedule_from_json(text: str | bytes, source: str = "schedule") -> Schedule:
     """The schedule in the text; `source` (a file's name, say) opens every error. Not verified yet."""
     if len(text) > MAX_JSON_BYTES:
-        raise ScheduleError(f"{source}: is {len(text)} bytes long; a schedule has at most {MAX_JSON_BYTES}")
+        raise ScheduleError(f"{source}: is longer than {MAX_JSON_BYTES} bytes, which no schedule is")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

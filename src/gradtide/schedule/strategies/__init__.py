@@ -8,8 +8,19 @@ tree.py              up and down one tree, or two
 halving_doubling.py  exchange halves with one partner after the other
 hierarchical.py      inside machines, between them, back
 servers.py           parameter servers
+packed_trees.py      the trees that come closest to the lower bound
 """
 
-from gradtide.schedule.strategies import halving_doubling, hierarchical, host, ring, root, servers, sharded, tree
+from gradtide.schedule.strategies import (
+    halving_doubling,
+    hierarchical,
+    host,
+    packed_trees,
+    ring,
+    root,
+    servers,
+    sharded,
+    tree,
+)
 
-__all__ = ["halving_doubling", "hierarchical", "host", "ring", "root", "servers", "sharded", "tree"]
+__all__ = ["halving_doubling", "hierarchical", "host", "packed_trees", "ring", "root", "servers", "sharded", "tree"]
