@@ -249,6 +249,7 @@ def test_a_single_rank_needs_nobody():
     with Group.join("alone", 0, 1) as group:
         assert group.all_reduce(torch.arange(3), "max").tolist() == [0, 1, 2]
         assert group.all_gather(torch.arange(2)).tolist() == [[0, 1]]
+        assert group.all_reduce(torch.arange(3), strategy="auto").tolist() == [0, 1, 2]
         handle = group.all_reduce(torch.ones(2), async_op=True)
         assert handle.wait(5).tolist() == [1, 1]
         assert handle.done()

@@ -3,12 +3,11 @@
 from itertools import permutations
 from pathlib import Path
 
-import gradtide.schedule.strategies  # noqa: F401  (registers them)
 from gradtide.errors import ConfigError, ScheduleError
 from gradtide.schedule.model import Schedule
-from gradtide.schedule.request import STRATEGIES, NotApplicable, Request
+from gradtide.schedule.plan import plan, request_for
+from gradtide.schedule.request import STRATEGIES
 from gradtide.schedule.serialize import schedule_from_json
-from gradtide.schedule.simulate import simulate
 from gradtide.topology.model import Link, Node, NodeKind, Topology
 
 __all__ = ["Strategy", "choose", "nominal_topology"]
@@ -27,27 +26,13 @@ def choose(strategy: Strategy, topology: Topology, size_bytes: int) -> Schedule:
             return schedule_from_json(strategy.read_bytes(), str(strategy))
         except OSError as error:
             raise ScheduleError(f"{strategy}: can't be read ({error.strerror}); write one first") from None
-    devices = tuple(node.name for node in topology.nodes if node.kind is NodeKind.DEVICE)
-    request = Request(topology, devices, max(1, size_bytes))
-    if strategy == "auto":
-        return _best(request)
-    if strategy not in STRATEGIES:
+    if strategy != "auto" and strategy not in STRATEGIES:
         raise ConfigError(f"no strategy is called {strategy!r}; there are auto, {', '.join(sorted(STRATEGIES))}")
-    return STRATEGIES[strategy](request)
-
-
-def _best(request: Request) -> Schedule:
-    """The one that the simulation finds fastest on this topology; the first of equals."""
-    timed: list[tuple[float, Schedule]] = []
-    for name in sorted(STRATEGIES):
-        try:
-            schedule = STRATEGIES[name](request)
-        except NotApplicable:
-            continue
-        timed.append((simulate(schedule, request.topology, request.size_bytes).seconds, schedule))
-    if not timed:
-        raise ConfigError(f"no strategy applies to topology {request.topology.name}; is every rank reachable?")
-    return min(timed, key=lambda pair: pair[0])[1]
+    if len(topology.nodes) == 1:  # nobody to plan with
+        return Schedule(strategy, "all_reduce", (topology.nodes[0].name,), 1, (1,), ())
+    if strategy == "auto":
+        return plan(topology, max(1, size_bytes)).best.schedule
+    return STRATEGIES[strategy](request_for(topology, max(1, size_bytes)))
 
 
 def nominal_topology(host_of: list[int]) -> Topology:
