@@ -369,6 +369,8 @@ class Group:
             raise
         except BaseException as error:
             self._broken = f"{type(error).__name__}: {error}".rstrip(": ")
+            if isinstance(self._backend, ManyHosts):
+                self._backend.close()  # the ranks of this host wait for us, not for who is lost: tell them at once
             raise
 
     def _finish_quick(
