@@ -6,18 +6,26 @@
     ├── DataError                 data is missing, corrupt, or not what it claims to be
     ├── OutputError               a result can't be written where it was asked for
     ├── TopologyError             a description of links and devices is wrong
-    └── ScheduleError             a schedule would give a wrong result or never end
+    ├── ScheduleError             a schedule would give a wrong result or never end
+    └── CommunicationError        ranks that should work together can't
+        ├── Mismatch              ranks asked for different things at the same time
+        ├── PeerLost              a rank died or left
+        └── PeerTimeout           a rank did not arrive by the deadline
 
 The command line prints the text of any of them on one line and exits with 2. A failed `assert` or any other
 exception is a bug in gradtide.
 """
 
 __all__ = [
+    "CommunicationError",
     "ConfigError",
     "DataError",
     "DeviceError",
     "GradtideError",
+    "Mismatch",
     "OutputError",
+    "PeerLost",
+    "PeerTimeout",
     "ScheduleError",
     "TopologyError",
 ]
@@ -49,3 +57,19 @@ class TopologyError(GradtideError):
 
 class ScheduleError(GradtideError):
     """A schedule would give a wrong result or never end."""
+
+
+class CommunicationError(GradtideError):
+    """Ranks that should work together can't."""
+
+
+class Mismatch(CommunicationError):
+    """Ranks asked for different things at the same time."""
+
+
+class PeerLost(CommunicationError):
+    """A rank died or left."""
+
+
+class PeerTimeout(CommunicationError):
+    """A rank did not arrive by the deadline."""

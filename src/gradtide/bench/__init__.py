@@ -5,4 +5,6 @@ peers.py         processes that wait for a command and time themselves, so that 
 report.py        medians, ratios, a table and a JSON file
 train.py         gradtide against plain PyTorch, the textbook's loop and DDP over Gloo
 train_peer.py    one of these, in a process of its own
+allreduce.py     collectives against Gloo, Open MPI and MPICH
+allreduce_peer.py, allreduce_mpi.py, mpi_launch.py    a rank of one of these, and how MPI's are started
 """

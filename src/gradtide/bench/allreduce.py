@@ -1,0 +1,145 @@
+"""All-reduce against Gloo and MPI, interleaved in one run: each takes its turn at every size in every round."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gradtide.bench.machine import describe_machine
+from gradtide.bench.peers import Peer
+from gradtide.errors import ConfigError
+
+__all__ = ["OURS", "SIZES", "Figure", "bench_allreduce", "content", "find_mpi", "show"]
+
+SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 160 << 20)
+OURS = ("gradtide, shared tensor", "gradtide, ordinary tensor")
+_IN_TORCH = {OURS[0]: "shared", OURS[1]: "ordinary", "Gloo": "gloo"}
+_TURN_BYTES, _TURN_TIMES = 256 << 20, 2000  # a turn moves at most so much, so often
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One contender at one size, over all rounds."""
+
+    size_bytes: int
+    name: str
+    seconds: float  # median
+    seconds_min: float
+    seconds_max: float
+    ratio: float  # of the fastest peer's median to this one: above 1 is faster than every peer
+
+
+@dataclass(frozen=True, slots=True)
+class Mpi:
+    """A Python that has mpi4py, and what starts its ranks."""
+
+    name: str
+    python: str
+    mpiexec: str
+
+
+class _Contenders(Peer):
+    """Processes that hold one or more contenders; `run N` goes on with a size and which of them."""
+
+    def turn(self, kind: str, size_bytes: int, times: int) -> float:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(f"run {times} {size_bytes} {kind}\n".encode())
+        return max(float(self._read_line(process, 600.0)) for process in self._processes)
+
+
+def find_mpi(pythons: Sequence[str] = ()) -> list[Mpi]:
+    """The MPIs of these Pythons, or of this one, by the name that their library gives itself."""
+    found = []
+    for python in pythons or (sys.executable,):
+        beside = Path(python).with_name("mpiexec")
+        mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+        program = "from mpi4py import MPI; print(MPI.Get_library_version())"
+        try:
+            asked = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        except OSError as error:
+            raise ConfigError(f"--mpi-python {python} can't be run ({error.strerror}); name a Python") from None
+        if asked.returncode == 0 and mpiexec:
+            found.append(Mpi(_called(asked.stdout), python, mpiexec))
+        elif pythons:
+            raise ConfigError(f"{python} has no mpi4py or no mpiexec; install mpi4py and openmpi or mpich for it")
+    return found
+
+
+def _called(version: str) -> str:
+    """ "Open MPI 5.0.11" or "MPICH 5.0.2" from the long text that the library says of itself."""
+    number = re.search(r"\d+(\.\d+)+", version)
+    return f"{'Open MPI' if 'Open MPI' in version else 'MPICH'} {number[0] if number else ''}".strip()
+
+
+def bench_allreduce(
+    ranks: int, sizes: Sequence[int], rounds: int, mpis: Sequence[Mpi], tell: Callable[[str], None]
+) -> list[Figure]:
+    """Seconds of one all-reduce (sum of float32) between `ranks` processes of this host."""
+    if ranks < 2 or rounds < 1 or not sizes or min(sizes) < 4:
+        raise ConfigError("an all-reduce needs 2 ranks or more, 1 round or more, and sizes of 4 bytes or more")
+    seconds: dict[tuple[int, str], list[float]] = {}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-bench-"))
+        contenders = _start(stack, ranks, folder, mpis)
+        for size_bytes in sizes:
+            times = max(3, min(_TURN_TIMES, _TURN_BYTES // size_bytes // 4))
+            for number in range(rounds + 1):  # the first one warms up
+                for name, (processes, kind) in contenders.items():
+                    tell(f"{size_bytes} bytes, round {number} of {rounds}: {name}")
+                    taken = processes.turn(kind, size_bytes, times) / times
+                    if number:
+                        seconds.setdefault((size_bytes, name), []).append(taken)
+    return _figures(seconds)
+
+
+def _start(stack: ExitStack, ranks: int, folder: str, mpis: Sequence[Mpi]) -> dict[str, tuple[_Contenders, str]]:
+    ours = [["-m", "gradtide.bench.allreduce_peer", str(rank), str(ranks), folder] for rank in range(ranks)]
+    torch_ones = stack.enter_context(_Contenders("torch", ours))
+    contenders = {name: (torch_ones, kind) for name, kind in _IN_TORCH.items()}
+    for mpi in mpis:
+        arguments = [mpi.mpiexec, str(ranks), mpi.python, str(_HERE / "allreduce_mpi.py")]
+        command = ["-m", "gradtide.bench.mpi_launch", *arguments]
+        contenders[mpi.name] = (stack.enter_context(_Contenders(mpi.name, [command])), "mpi")
+    for processes in dict.fromkeys(processes for processes, _ in contenders.values()):
+        processes.wait_until_ready()
+    return contenders
+
+
+def _figures(seconds: dict[tuple[int, str], list[float]]) -> list[Figure]:
+    figures = []
+    for (size_bytes, name), taken in seconds.items():
+        peers = [median(t) for (size, other), t in seconds.items() if size == size_bytes and other not in OURS]
+        figures.append(Figure(size_bytes, name, median(taken), min(taken), max(taken), min(peers) / median(taken)))
+    return figures
+
+
+def content(settings: dict[str, Any], figures: Sequence[Figure]) -> dict[str, Any]:
+    """What a result file holds."""
+    return {
+        "settings": settings,
+        "machine": describe_machine().as_dict(),
+        "results": [asdict(figure) for figure in figures],
+    }
+
+
+def show(title: str, figures: Sequence[Figure]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    for heading in ("bytes", "", "us", "min", "max", "x fastest peer"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for figure in figures:
+        taken = (figure.seconds, figure.seconds_min, figure.seconds_max)
+        times = [f"{seconds * 1e6:,.1f}" for seconds in taken]
+        table.add_row(f"{figure.size_bytes:,}", figure.name, *times, f"{figure.ratio:.2f}")
+    Console().print(table)

@@ -1,0 +1,196 @@
+"""Where the ranks of one host meet: counters and slots in shared memory, and waiting that notices death.
+
+counters   arrivals, one a rank | schedule progress, one a rank | channel heads, n x n | channel tails, n x n
+slots      for each rank BUFFERS of SLOT_BYTES: what it shows the others at a meeting
+channels   for each ordered pair of ranks CHANNEL_BUFFERS of CHANNEL_BYTES: messages on their way
+"""
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gradtide.collective.kernels import BUFFERS, DONE, KERNELS, LINE_BYTES, MISMATCHED, WAITING, Me
+from gradtide.collective.signature import TEXTS, Signature
+from gradtide.errors import CommunicationError, Mismatch, PeerLost, PeerTimeout
+from gradtide.transport.futex import futex_wait
+from gradtide.transport.memory import address_of, tensor_over
+from gradtide.transport.peers import Peers
+
+__all__ = ["CHANNEL_BUFFERS", "CHANNEL_BYTES", "SLOT_BYTES", "Board", "Layout"]
+
+SLOT_BYTES = 256 * 1024  # of one buffer: what a small message may have, and the piece of a large one
+CHANNEL_BUFFERS, CHANNEL_BYTES = 2, 64 * 1024
+_PIECE_BYTES = 128 * 1024  # of an ordinary tensor on its way: source, slots and result stay in the second-level cache
+_SPLIT_BYTES = 32 * 1024
+_LOOK_S = 0.1  # a rank that waits looks this often whether its peers live
+_PAGE = 4096
+_SEGMENT_WORD, _OFFSET_WORD = 6, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where things are in the shared memory of a group of `size`."""
+
+    size: int
+
+    def arrival(self, rank: int) -> int:
+        return LINE_BYTES * rank
+
+    def progress(self, rank: int) -> int:
+        return LINE_BYTES * (self.size + rank)
+
+    def head(self, source: int, target: int) -> int:
+        return LINE_BYTES * (2 * self.size + source * self.size + target)
+
+    def tail(self, source: int, target: int) -> int:
+        return self.head(source, target) + LINE_BYTES * self.size**2
+
+    @property
+    def slots(self) -> int:
+        return -(-LINE_BYTES * (2 * self.size + 2 * self.size**2) // _PAGE) * _PAGE
+
+    @property
+    def channels(self) -> int:
+        return self.slots + self.size * BUFFERS * SLOT_BYTES
+
+    @property
+    def total_bytes(self) -> int:
+        return self.channels + self.size**2 * CHANNEL_BUFFERS * CHANNEL_BYTES
+
+
+class Board:
+    """One rank's view of the meeting place. Only one thread at a time may meet; channels have their own counters."""
+
+    def __init__(self, rank: int, names: Sequence[int], peers: Peers, mapping: mmap.mmap) -> None:
+        """names: what each rank of this host is called in errors: its number in the whole job."""
+        self._names, size = names, len(names)
+        self.rank, self.size, self.layout, self.peers = rank, size, Layout(size), peers
+        self.bytes = tensor_over(mapping, torch.uint8, (self.layout.total_bytes,))
+        self.base = address_of(mapping)
+        self._lines = self.bytes[: LINE_BYTES * size].view(torch.int64).view(size, -1).numpy()  # arrivals' headers
+        self.words = np.zeros(Me.SOURCES + size, np.int64)
+        self.me = self.words.ctypes.data
+        crowded = size > len(os.sched_getaffinity(0))
+        # A pause is some 30 ns, a yield 1 us. Spinning longer gains nothing: a peer that is not there after some us
+        # may be waiting for this very core (measured: 100 us an operation when two ranks shared one of two busy cores).
+        self.spins, self.yields = (20, 200) if crowded else (120, 100)
+        settings = (
+            (Me.COUNTERS, self.base),
+            (Me.RANK, rank),
+            (Me.SIZE, size),
+            (Me.SPINS, self.spins),
+            (Me.YIELDS, self.yields),
+            (Me.SLOTS, self.base + self.layout.slots),
+            (Me.SLOT_BYTES, SLOT_BYTES),
+            (Me.SPLIT_BYTES, _SPLIT_BYTES),
+            (Me.PIECE_BYTES, _PIECE_BYTES),
+        )
+        for word, value in settings:
+            self.words[word] = value
+        self._arrivals = [self.base + self.layout.arrival(other) for other in range(size)]
+        self._step = KERNELS.STEP[None]
+        self._raise, self._spin = KERNELS.RAISE[None], KERNELS.SPIN[None]
+        self._before_sleep = KERNELS.BEFORE_SLEEP[None]
+
+    # --- Meetings ---
+
+    def step(self, signature: Signature, timeout_s: float, segment: int = 0, offset: int = 0) -> None:
+        """One meeting of all ranks, who must all have come for the same thing."""
+        code = self._step(self.me, signature.number, segment, offset)
+        if code != DONE:
+            self.finish(code, lambda: self._step(self.me, signature.number, segment, offset), signature, timeout_s)
+
+    def finish(self, code: int, resume: Callable[[], int], signature: Signature, timeout_s: float) -> None:
+        """Sees a kernel that did not end at once to its end."""
+        deadline = time.monotonic() + timeout_s
+        while code == WAITING:
+            self._sleep(self._arrivals, int(self.words[Me.AWAITED]), signature.text, deadline, timeout_s)
+            code = resume()
+        if code == MISMATCHED:
+            self._explain(signature, timeout_s)
+
+    def shared_by_all(self) -> list[int] | None:
+        """After a step: each rank's offset, if all of them came with a tensor in the same shared memory."""
+        version = int(self.words[Me.SEQUENCE]) % BUFFERS
+        segments = self._lines[:, _SEGMENT_WORD + version]
+        if segments[0] == 0 or (segments != segments[0]).any():
+            return None
+        return [int(offset) for offset in self._lines[:, _OFFSET_WORD + version]]
+
+    def next_slot(self) -> torch.Tensor:
+        """This rank's slot for the next meeting. It is free: all who read its last content have arrived since."""
+        return self._slot(self.rank, int(self.words[Me.SEQUENCE]) + 1)
+
+    def slots(self) -> list[torch.Tensor]:
+        """What each rank showed at the last meeting."""
+        sequence = int(self.words[Me.SEQUENCE])
+        return [self._slot(rank, sequence) for rank in range(self.size)]
+
+    def aim(self, addresses: list[int]) -> None:
+        """Says where the kernels find the sources, in rank order."""
+        self.words[Me.SOURCES :] = addresses
+
+    def _slot(self, rank: int, sequence: int) -> torch.Tensor:
+        begin = self.layout.slots + (rank * BUFFERS + sequence % BUFFERS) * SLOT_BYTES
+        return self.bytes[begin : begin + SLOT_BYTES]
+
+    def _explain(self, signature: Signature, timeout_s: float) -> None:
+        """Everybody sees a mismatch at the same meeting; at one more they tell each other what they wanted."""
+        text = signature.text.encode()[:2000]
+        self.next_slot()[: len(text) + 1] = torch.tensor([*text, 0], dtype=torch.uint8)
+        self.step(TEXTS, timeout_s)
+        said = [bytes(slot[:2001].tolist()).split(b"\0")[0].decode(errors="replace") for slot in self.slots()]
+        sides = "; ".join(
+            f"{self._called([r for r in range(self.size) if said[r] == t])}: {t}" for t in dict.fromkeys(said)
+        )
+        raise Mismatch(
+            f"the ranks ask for different things ({sides}); make them call the same operation in the same order"
+        )
+
+    # --- Single counters ---
+
+    def post(self, offset: int, value: int) -> None:
+        """Raises one of this rank's counters, and wakes who sleeps on it."""
+        self._raise(self.base + offset, value)
+
+    def wait(self, offset: int, value: int, owner: int, what: str, timeout_s: float) -> None:
+        """Waits until `owner` raised a counter to `value`."""
+        address = self.base + offset
+        if self._spin(address, value, self.spins, self.yields) == DONE:
+            return
+        counters = [0] * self.size
+        counters[owner] = address
+        deadline = time.monotonic() + timeout_s
+        while self._spin(address, value, 1, 0) != DONE:
+            self._sleep(counters, value, what, deadline, timeout_s)
+
+    def _sleep(self, counters: list[int], value: int, what: str, deadline: float, timeout_s: float) -> None:
+        """Sleeps until who is behind may have come, or says who is dead or late. counters: one a rank, 0 for none."""
+        behind = [r for r, address in enumerate(counters) if address and self._spin(address, value, 1, 0) != DONE]
+        if not behind:
+            return
+        # Looked at in this order: who arrived before it died still counts as there.
+        gone = set(self.peers.gone())
+        lost = [rank for rank in behind if rank in gone and self._spin(counters[rank], value, 1, 0) != DONE]
+        if lost:
+            raise PeerLost(
+                f"{self._called(lost)} died or left during {what}; see its own output, then start a new group"
+            )
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise PeerTimeout(f"{self._called(behind)} did not arrive at {what} within {timeout_s:g} s; is it stuck?")
+        seen = self._before_sleep(counters[behind[0]])
+        if seen < value:
+            futex_wait(counters[behind[0]], seen, min(_LOOK_S, remaining))
+
+    def check_process(self) -> None:
+        if self.peers.process != os.getpid():
+            raise CommunicationError("this group was joined by the process that forked this one; join one here")
+
+    def _called(self, ranks: list[int]) -> str:
+        return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(str(self._names[rank]) for rank in ranks)}"

@@ -1,0 +1,147 @@
+"""Runs schedules: on the devices of one process, over shared memory, over messages, or over a mix of these."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from gradtide.collective.programme import Programme, Receive, Send, chunk_bounds
+from gradtide.collective.reductions import Reduction, combine, reduction
+from gradtide.errors import ConfigError
+from gradtide.schedule.model import Schedule
+
+__all__ = ["Progress", "Wire", "Work", "execute_in_process", "run_programme"]
+
+_AHEAD = 4  # messages that are asked for before they are needed
+
+
+class Work(Protocol):
+    """Something under way."""
+
+    def wait(self) -> None: ...
+
+
+class Wire(Protocol):
+    """Messages to and from processes whose memory this one does not see."""
+
+    def send(self, data: torch.Tensor, process: int, tag: int) -> Work: ...
+
+    def receive(self, data: torch.Tensor, process: int, tag: int) -> Work: ...
+
+
+class Progress(Protocol):
+    """How many ops each process near this one has performed since the schedule began."""
+
+    def wait(self, process: int, performed: int) -> None: ...
+
+    def post(self, performed: int) -> None: ...
+
+
+def execute_in_process(schedule: Schedule, tensors: Sequence[torch.Tensor], op: str = "sum") -> None:
+    """On the devices of one process: tensors[r] is rank r's whole buffer; ranks that only help work on the CPU."""
+    if len(tensors) != schedule.contributors:
+        raise ConfigError(f"schedule {schedule.name} is for {schedule.contributors} tensors, not {len(tensors)}")
+    how, first = reduction(op, tensors[0].dtype), tensors[0]
+    for rank, tensor in enumerate(tensors):
+        if tensor.shape != first.shape or tensor.dtype != first.dtype or not tensor.is_contiguous():
+            raise ConfigError(
+                f"tensor {rank} is {tensor.dtype}{list(tensor.shape)}, tensor 0 {first.dtype}{list(first.shape)}; "
+                "all must be alike and contiguous"
+            )
+    buffers = [tensor.detach().view(-1) for tensor in tensors]
+    buffers += [torch.empty_like(buffers[0], device="cpu") for _ in schedule.ranks[len(tensors) :]]
+    bounds = chunk_bounds(schedule, first.numel())
+    for step in schedule.ops:
+        begin, end = bounds[step.chunk]
+        source, target = buffers[step.src][begin:end], buffers[step.dst][begin:end]
+        _apply(how, step.kind, target, source.to(target.device))
+    if schedule.collective in ("all_reduce", "reduce_scatter", "reduce"):
+        for buffer in buffers[: len(tensors)]:
+            how.finish(buffer, schedule.contributors)
+
+
+def run_programme(
+    schedule: Schedule,
+    programme: Programme,
+    buffers: dict[int, torch.Tensor],
+    how: Reduction,
+    progress: Progress | None = None,
+    wire: Wire | None = None,
+) -> None:
+    """One process's share. buffers: of each rank whose memory this process sees, its whole buffer, flat."""
+    run = _Run(schedule, programme, buffers, how, wire)
+    for number, receive in enumerate(programme.receives):
+        run.send_what_is_ready(number)
+        for process, performed in receive.waits:
+            assert progress is not None
+            progress.wait(process, performed)
+        run.perform(number, receive)
+        if progress is not None:
+            progress.post(number + 1)
+    run.send_what_is_ready(len(programme.receives))
+    run.wait_for_sends()
+
+
+class _Run:
+    """The messages under way of one run."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        programme: Programme,
+        buffers: dict[int, torch.Tensor],
+        how: Reduction,
+        wire: Wire | None,
+    ) -> None:
+        self._buffers, self._how, self._wire = buffers, how, wire
+        self._bounds = chunk_bounds(schedule, next(iter(buffers.values())).numel())
+        self._unsent: dict[int, list[Send]] = {}  # by process, in order: some wires keep no tags
+        for send in reversed(programme.sends):
+            self._unsent.setdefault(send.process, []).append(send)
+        self._leaving: dict[int, Work] = {}
+        self._far = [(n, receive) for n, receive in enumerate(programme.receives) if not receive.near]
+        self._far.reverse()
+        self._arriving: dict[int, tuple[Work | None, torch.Tensor]] = {}
+
+    def send_what_is_ready(self, performed: int) -> None:
+        for queue in self._unsent.values():
+            while queue and queue[-1].after <= performed:
+                send = queue.pop()
+                data = self._chunk(send.op.src, send.op.chunk)
+                if self._wire is not None and data.numel():
+                    self._leaving[send.at] = self._wire.send(data, send.process, send.at)
+
+    def perform(self, number: int, receive: Receive) -> None:
+        op = receive.op
+        for at in receive.sends:
+            if at in self._leaving:
+                self._leaving.pop(at).wait()
+        source = self._chunk(op.src, op.chunk) if receive.near else self._arrived(number)
+        _apply(self._how, op.kind, self._chunk(op.dst, op.chunk), source)
+
+    def wait_for_sends(self) -> None:
+        for work in self._leaving.values():
+            work.wait()
+
+    def _arrived(self, number: int) -> torch.Tensor:
+        while self._far and len(self._arriving) < _AHEAD:
+            later, receive = self._far.pop()
+            room = torch.empty_like(self._chunk(receive.op.dst, receive.op.chunk))
+            assert self._wire is not None
+            work = self._wire.receive(room, receive.process, receive.at) if room.numel() else None
+            self._arriving[later] = work, room
+        work, data = self._arriving.pop(number)
+        if work is not None:
+            work.wait()
+        return data
+
+    def _chunk(self, rank: int, chunk: int) -> torch.Tensor:
+        begin, end = self._bounds[chunk]
+        return self._buffers[rank][begin:end]
+
+
+def _apply(how: Reduction, kind: str, target: torch.Tensor, source: torch.Tensor) -> None:
+    if kind == "reduce":
+        combine(how, target, source)
+    else:
+        target.copy_(source)

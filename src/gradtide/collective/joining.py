@@ -1,0 +1,60 @@
+"""How a group comes to be: on one host by name, or from a launcher's environment on as many hosts as there are."""
+
+from typing import Any
+
+import torch.distributed as dist
+
+from gradtide.collective.board import Board, Layout
+from gradtide.collective.many_hosts import ManyHosts
+from gradtide.collective.one_host import OneHost
+from gradtide.collective.runner import Runner
+from gradtide.collective.torch_wire import TorchWire, open_gloo
+from gradtide.environment import Launch
+from gradtide.errors import ConfigError
+from gradtide.transport.hosts import find_hosts, local_address, open_store
+from gradtide.transport.rendezvous import Place, join_host
+
+__all__ = ["join_job", "join_one_host"]
+
+
+def join_one_host(name: str, rank: int, size: int, timeout_s: float) -> tuple[OneHost, Runner]:
+    _check(rank, size)
+    host = _meet(Place(name, rank, size), range(size), timeout_s)
+    return host, Runner(host, rank, range(size), size, None)
+
+
+def join_job(launch: Launch, timeout_s: float) -> tuple[OneHost | ManyHosts, Runner, list[int]]:
+    """The backend, the runner, and each rank's host by number."""
+    rank, size = launch.rank, launch.size
+    _check(rank, size)
+    store = _prefix("gradtide", open_store(launch, timeout_s))
+    store = _prefix(f"group{_number_of_group(store, rank)}", store)
+    hosts = find_hosts(store, rank, size, timeout_s)
+    here, leaders = hosts.together_with(rank), hosts.all_leaders()
+    host_of = [leaders.index(leader) for leader in hosts.leaders]
+    place = Place(f"{hosts.token}-host{host_of[rank]}", here.index(rank), len(here))
+    host = _meet(place, here, timeout_s)
+    if len(leaders) == 1:
+        return host, Runner(host, rank, here, size, None), host_of
+    address = local_address(launch.master_addr, launch.master_port)
+    wire = TorchWire(open_gloo(store, rank, size, address, timeout_s), timeout_s)
+    return ManyHosts(host, hosts, rank, wire), Runner(host, rank, here, size, wire), host_of
+
+
+def _meet(place: Place, names: Any, timeout_s: float) -> OneHost:
+    peers, mapping = join_host(place, Layout(place.size).total_bytes, timeout_s)
+    return OneHost(Board(place.rank, list(names), peers, mapping))
+
+
+def _number_of_group(store: Any, rank: int) -> int:
+    """How many groups this rank joined in this job before: ranks join them in the same order."""
+    return int(store.add(f"joined/{rank}", 1))
+
+
+def _prefix(name: str, store: Any) -> Any:
+    return vars(dist)["PrefixStore"](name, store)  # torch does not declare it
+
+
+def _check(rank: int, size: int) -> None:
+    if size < 1 or not 0 <= rank < size:
+        raise ConfigError(f"rank {rank} of {size} makes no sense; ranks go from 0 to size - 1")

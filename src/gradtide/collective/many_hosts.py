@@ -1,0 +1,196 @@
+"""The collectives of ranks on several hosts: shared memory inside a host, one leader a host between them.
+
+Each operation first lets the leaders compare what their hosts ask for, so that a mismatch between hosts is an error and
+not a hang. That is one round trip, which is little beside the operation itself on such a network.
+"""
+
+import torch
+
+from gradtide.collective.execute import run_programme
+from gradtide.collective.one_host import Call, OneHost
+from gradtide.collective.programme import write_programme
+from gradtide.collective.reductions import Reduction, reduction
+from gradtide.collective.torch_wire import TorchWire
+from gradtide.errors import Mismatch
+from gradtide.schedule.model import Kind, Op, Schedule
+from gradtide.transport.hosts import Hosts
+
+__all__ = ["ManyHosts"]
+
+_TEXT_BYTES = 1024
+_AGREE, _MOVE, _MESSAGE = 1 << 24, 1 << 25, 1 << 26  # tags; below them are those of schedules
+
+
+class ManyHosts:
+    """Every collective, between the ranks of a job on several hosts."""
+
+    def __init__(self, host: OneHost, hosts: Hosts, rank: int, wire: TorchWire) -> None:
+        self.host, self.rank, self.size = host, rank, len(hosts.leaders)
+        self._hosts, self._wire = hosts, wire
+        self._here = hosts.together_with(rank)  # global ranks by local rank
+        self._leaders = hosts.all_leaders()
+        self._leads = rank == hosts.leaders[rank]
+        self._between = _exchange_schedule(len(self._leaders))
+
+    def close(self) -> None:
+        self.host.close()
+
+    def barrier(self, call: Call) -> None:
+        self.host.barrier(call)
+        self.agree(call)
+
+    def agree(self, call: Call) -> None:
+        """Raises the same Mismatch on every rank if hosts ask for different things. The wait is a barrier too."""
+        text = torch.zeros(len(self._leaders), _TEXT_BYTES, dtype=torch.uint8)
+        mine = call.signature.text.encode()[:_TEXT_BYTES]
+        if self._leads:
+            own = text[self._leaders.index(self.rank)]
+            own[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+            self._swap_rows(call, text, _AGREE)
+        # A mismatch inside a host is found by this meeting, before its leader's text matters to anybody here.
+        self.host.broadcast(call, text, 0)
+        said = {
+            leader: bytes(row.tolist()).rstrip(b"\0").decode(errors="replace")
+            for leader, row in zip(self._leaders, text, strict=True)
+        }
+        if len(set(said.values())) > 1:
+            sides = "; ".join(f"the host of rank {leader}: {what}" for leader, what in said.items())
+            raise Mismatch(f"the hosts ask for different things ({sides}); make them call the same operation")
+
+    def all_reduce(self, call: Call, tensor: torch.Tensor, how: Reduction) -> None:
+        self.agree(call)
+        self._all_reduce(call, tensor, how)
+
+    def _all_reduce(self, call: Call, tensor: torch.Tensor, how: Reduction) -> None:
+        plain = reduction("sum", how.dtype) if how.name == "mean" else how
+        self.host.all_reduce(call, tensor, plain)
+        if self._leads and tensor.numel():
+            me = self._leaders.index(self.rank)
+            programme = write_programme(self._between, me, len(self._leaders), lambda process: process == me)
+            wire = TorchWire(self._wire.group, call.timeout_s, self._leaders)
+            run_programme(self._between, programme, {me: tensor.view(-1)}, plain, None, wire)
+        self.host.broadcast(call, tensor, 0)
+        how.finish(tensor, self.size)
+
+    def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> None:
+        self.agree(call)
+        self._broadcast(call, tensor, root)
+
+    def _broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> None:
+        home = self._hosts.leaders[root]
+        others = [leader for leader in self._leaders if leader != home]
+        wire = self._wire.with_timeout(call.timeout_s)
+        if self.rank == root and tensor.numel():
+            for work in [wire.send(tensor, leader, _MOVE) for leader in others]:
+                work.wait()
+        elif self.rank in others and tensor.numel():
+            wire.receive(tensor, root, _MOVE).wait()
+        self.host.broadcast(call, tensor, self._here.index(root) if root in self._here else 0)
+
+    def reduce(self, call: Call, tensor: torch.Tensor, how: Reduction, root: int) -> None:
+        self.agree(call)
+        copy = tensor.clone()
+        self._all_reduce(call, copy, how)
+        if self.rank == root:
+            tensor.copy_(copy)
+
+    def all_gather(self, call: Call, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        """The hosts' own blocks go between the leaders; out's rows are in rank order, wherever the ranks are."""
+        self.agree(call)
+        blocks = [tensor.new_empty((self._hosts.leaders.count(leader), *tensor.shape)) for leader in self._leaders]
+        at = self._leaders.index(self._hosts.leaders[self.rank])
+        self.host.all_gather(call, tensor, blocks[at])
+        if self._leads:
+            self._swap(call, blocks[at], blocks)
+        for leader, block in zip(self._leaders, blocks, strict=True):
+            self.host.broadcast(call, block, 0)
+            for row, rank in enumerate(self._hosts.together_with(leader)):
+                out[rank].copy_(block[row])
+
+    def gather(self, call: Call, tensor: torch.Tensor, out: torch.Tensor | None) -> None:
+        self.all_gather(call, tensor, tensor.new_empty((self.size, *tensor.shape)) if out is None else out)
+
+    def scatter(self, call: Call, source: torch.Tensor | None, out: torch.Tensor, root: int) -> None:
+        self.agree(call)
+        rows = out.new_empty((self.size, *out.shape)) if source is None else source
+        self._broadcast(call, rows, root)
+        out.copy_(rows[self.rank])
+
+    def reduce_scatter(self, call: Call, tensor: torch.Tensor, out: torch.Tensor, how: Reduction) -> None:
+        self.agree(call)
+        copy = tensor.clone()
+        self._all_reduce(call, copy, how)
+        out.copy_(copy[self.rank])
+
+    def all_to_all(self, call: Call, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        self.agree(call)
+        out[self.rank].copy_(tensor[self.rank])
+        if not tensor[0].numel():
+            return
+        wire = self._wire.with_timeout(call.timeout_s)
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        arriving = [wire.receive(out[rank], rank, _MOVE) for rank in others]
+        leaving = [wire.send(tensor[rank], rank, _MOVE) for rank in others]
+        for work in (*arriving, *leaving):
+            work.wait()
+
+    def send(self, call: Call, data: torch.Tensor, target: int) -> None:
+        if target in self._here:
+            return self.host.send(call, data, self._here.index(target))
+        wire, header = self._wire.with_timeout(call.timeout_s), _header(call.signature.text, len(data))
+        wire.send(header, target, _MESSAGE).wait()
+        if len(data):
+            wire.send(data, target, _MESSAGE + 1).wait()
+        return None
+
+    def receive(self, call: Call, data: torch.Tensor, source: int) -> None:
+        if source in self._here:
+            return self.host.receive(call, data, self._here.index(source))
+        wire, header = self._wire.with_timeout(call.timeout_s), _header("", 0)
+        wire.receive(header, source, _MESSAGE).wait()
+        size_bytes = int(header[:8].view(torch.int64)[0])
+        text = bytes(header[8:].tolist()).rstrip(b"\0").decode(errors="replace")
+        matches = size_bytes == len(data) and text == call.signature.text
+        target = data if matches else torch.empty(size_bytes, dtype=torch.uint8)
+        if size_bytes:
+            wire.receive(target, source, _MESSAGE + 1).wait()
+        if not matches:
+            raise Mismatch(f"rank {source} sent {text}, but rank {self.rank} receives {call.signature.text}")
+        return None
+
+    def _swap_rows(self, call: Call, rows: torch.Tensor, tag: int) -> None:
+        at = self._leaders.index(self.rank)
+        self._swap(call, rows[at], list(rows), tag)
+
+    def _swap(self, call: Call, mine: torch.Tensor, theirs: list[torch.Tensor], tag: int = _MOVE) -> None:
+        """Leaders only: everybody's tensor to everybody else."""
+        wire = self._wire.with_timeout(call.timeout_s)
+        others = [(leader, room) for leader, room in zip(self._leaders, theirs, strict=True) if leader != self.rank]
+        arriving = [wire.receive(room, leader, tag) for leader, room in others if room.numel()]
+        leaving = [wire.send(mine, leader, tag) for leader, _ in others if mine.numel()]
+        for work in (*arriving, *leaving):
+            work.wait()
+
+
+def _header(text: str, size_bytes: int) -> torch.Tensor:
+    header = torch.zeros(8 + _TEXT_BYTES, dtype=torch.uint8)
+    header[:8].view(torch.int64)[0] = size_bytes
+    encoded = text.encode()[:_TEXT_BYTES]
+    if encoded:
+        header[8 : 8 + len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+    return header
+
+
+def _exchange_schedule(leaders: int) -> Schedule:
+    """A ring: part i of the buffers is added up along it until leader i has it all, then handed round. Step by step, so
+    that all leaders are busy at each."""
+    ops: list[Op] = []
+    last: dict[int, tuple[int, ...]] = dict.fromkeys(range(leaders), ())
+    for step in range(2 * leaders - 2):
+        kind: Kind = "reduce" if step < leaders - 1 else "copy"
+        for chunk in range(leaders):
+            source = (chunk + 1 + step) % leaders
+            ops.append(Op(len(ops), source, (source + 1) % leaders, chunk, kind, last[chunk]))
+            last[chunk] = (len(ops) - 1,)
+    names = tuple(f"host{host}" for host in range(leaders))
+    return Schedule("between hosts", "all_reduce", names, leaders, (1,) * leaders, tuple(ops))

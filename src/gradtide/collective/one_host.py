@@ -1,0 +1,192 @@
+"""The collectives of ranks on one host: everybody shows something at a meeting, then takes what it needs.
+
+Tensors here are contiguous and on the CPU; group.py sees to that. A tensor goes through the slots a piece at a time,
+or, when every rank's lies in the same shared memory, is read where it is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from gradtide.collective.board import SLOT_BYTES, Board
+from gradtide.collective.channel import Channels
+from gradtide.collective.kernels import DONE, KERNELS
+from gradtide.collective.reductions import Reduction, reduce_in_order
+from gradtide.collective.segments import Segments
+from gradtide.collective.signature import Signature
+
+__all__ = ["IN_PLACE_BYTES", "Call", "OneHost"]
+
+IN_PLACE_BYTES = 256 * 1024  # shared tensors from this size on are read and reduced where they lie
+_ALIGN = 64
+
+# What a rank does after a meeting, with what every rank showed (as bytes, parts x width) and where that piece begins.
+Take = Callable[[list[torch.Tensor], int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is asked for, and how long it may take."""
+
+    signature: Signature
+    timeout_s: float
+
+
+class OneHost:
+    """Every collective, between the ranks that meet at one board."""
+
+    def __init__(self, board: Board) -> None:
+        self.board, self.segments = board, Segments(board)
+        self.rank, self.size = board.rank, board.size
+        self._channels = Channels(board)
+
+    def close(self) -> None:
+        self.board.peers.close()
+
+    def barrier(self, call: Call) -> None:
+        self.board.step(call.signature, call.timeout_s)
+
+    def all_reduce(self, call: Call, tensor: torch.Tensor, how: Reduction) -> None:
+        size_bytes = tensor.numel() * how.item_bytes
+        if size_bytes >= IN_PLACE_BYTES:
+            segment, offset = self.segments.find(tensor)
+            self.board.step(call.signature, call.timeout_s, segment, offset)
+            if (offsets := self.board.shared_by_all()) is not None:
+                self._reduce_in_place(tensor, offsets, how)
+                return self.board.step(call.signature, call.timeout_s)
+        if how.element is not None:
+            return self._reduce_staged(call, tensor, how)
+        flat = _bytes(tensor)
+        return self._exchange(call, flat.view(1, -1), lambda shown, at: self._reduce(how, flat, shown, 0, at))
+
+    def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> None:
+        flat = _bytes(tensor)
+
+        def take(shown: list[torch.Tensor], begin: int) -> None:
+            if self.rank != root:
+                flat[begin : begin + shown[root].shape[1]].copy_(shown[root][0])
+
+        self._exchange(call, flat.view(1, -1), take, shows=self.rank == root)
+
+    def reduce(self, call: Call, tensor: torch.Tensor, how: Reduction, root: int) -> None:
+        flat = _bytes(tensor)
+
+        def take(shown: list[torch.Tensor], begin: int) -> None:
+            if self.rank == root:
+                # In shared memory the target is one of the sources: the sum must not begin with the root's own.
+                whole = len(shown[0][0]) == len(flat) and shown[root].data_ptr() == flat.data_ptr()
+                target = torch.empty_like(flat) if whole else flat
+                self._reduce(how, target, shown, 0, begin)
+                if whole:
+                    flat.copy_(target)
+
+        self._exchange(call, flat.view(1, -1), take)
+
+    def all_gather(self, call: Call, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        self._exchange(call, _bytes(tensor).view(1, -1), _collect(_bytes(out).view(self.size, -1)))
+
+    def gather(self, call: Call, tensor: torch.Tensor, out: torch.Tensor | None) -> None:
+        take = _ignore if out is None else _collect(_bytes(out).view(self.size, -1))
+        self._exchange(call, _bytes(tensor).view(1, -1), take)
+
+    def scatter(self, call: Call, source: torch.Tensor | None, out: torch.Tensor, root: int) -> None:
+        flat = _bytes(out)
+
+        def take(shown: list[torch.Tensor], begin: int) -> None:
+            flat[begin : begin + shown[root].shape[1]].copy_(shown[root][self.rank])
+
+        shown = flat.new_empty(0).expand(self.size, 0) if source is None else _bytes(source).view(self.size, -1)
+        self._exchange(call, shown, take, shows=source is not None, width=len(flat))
+
+    def all_to_all(self, call: Call, tensor: torch.Tensor, out: torch.Tensor) -> None:
+        rows = _bytes(out).view(self.size, -1)
+
+        def take(shown: list[torch.Tensor], begin: int) -> None:
+            for rank, parts in enumerate(shown):
+                rows[rank, begin : begin + parts.shape[1]].copy_(parts[self.rank])
+
+        self._exchange(call, _bytes(tensor).view(self.size, -1), take)
+
+    def reduce_scatter(self, call: Call, tensor: torch.Tensor, out: torch.Tensor, how: Reduction) -> None:
+        flat = _bytes(out)
+        parts = _bytes(tensor).view(self.size, -1)
+        self._exchange(call, parts, lambda shown, at: self._reduce(how, flat, shown, self.rank, at))
+
+    def send(self, call: Call, data: torch.Tensor, target: int) -> None:
+        self._channels.send(call.signature, data, target, call.timeout_s)
+
+    def receive(self, call: Call, data: torch.Tensor, source: int) -> None:
+        self._channels.receive(call.signature, data, source, call.timeout_s)
+
+    # --- How ---
+
+    def _exchange(
+        self, call: Call, parts: torch.Tensor, take: Take, *, shows: bool = True, width: int | None = None
+    ) -> None:
+        """Each rank shows its parts (rows of bytes) and takes from the others', a piece of all rows at a time."""
+        rows, width = parts.shape[0], parts.shape[1] if width is None else width
+        if rows * width >= IN_PLACE_BYTES:
+            segment, offset = self.segments.find(parts)
+            self.board.step(call.signature, call.timeout_s, segment, offset)
+            if (offsets := self.board.shared_by_all()) is not None:
+                take([view.view(rows, -1) for view in self.segments.views(parts, offsets)], 0)
+                return self.board.step(call.signature, call.timeout_s)
+        piece = max(_ALIGN, SLOT_BYTES // rows // _ALIGN * _ALIGN)
+        for begin in range(0, max(1, width), piece):
+            length = min(piece, width - begin)
+            if shows and length:
+                self.board.next_slot()[: rows * length].view(rows, length).copy_(parts[:, begin : begin + length])
+            self.board.step(call.signature, call.timeout_s)
+            if length:
+                take([slot[: rows * length].view(rows, length) for slot in self.board.slots()], begin)
+        return None
+
+    def _reduce(self, how: Reduction, flat: torch.Tensor, shown: list[torch.Tensor], row: int, begin: int) -> None:
+        """Reduces one row of what the ranks showed into the piece of `flat` that begins there."""
+        sources = [parts[row] for parts in shown]
+        target = flat[begin : begin + len(sources[0])]
+        if how.element is None:
+            reduce_in_order(how, target.view(how.dtype), [source.view(how.dtype) for source in sources])
+            return
+        self.board.aim([source.data_ptr() for source in sources])
+        count = len(target) // how.item_bytes
+        KERNELS.REDUCE[how.element](self.board.me, target.data_ptr(), count, how.code, 0, how.item_bytes)
+
+    def _reduce_staged(self, call: Call, tensor: torch.Tensor, how: Reduction) -> None:
+        kernel = KERNELS.STAGED[how.element]
+        arguments = (tensor.data_ptr(), tensor.numel(), how.code, call.signature.number, 0, how.item_bytes)
+        code = kernel(self.board.me, *arguments)
+        if code != DONE:
+            self.board.finish(code, lambda: int(kernel(self.board.me, *arguments)), call.signature, call.timeout_s)
+
+    def _reduce_in_place(self, tensor: torch.Tensor, offsets: list[int], how: Reduction) -> None:
+        """This rank's part of tensors that all lie in shared memory."""
+        if how.element is not None:
+            self.board.aim(self.segments.addresses(tensor, offsets))
+            KERNELS.IN_PLACE[how.element](self.board.me, tensor.numel(), how.code, 0, how.item_bytes)
+            return
+        views = [view.view(how.dtype) for view in self.segments.views(tensor, offsets)]
+        grain = max(1, _ALIGN // how.item_bytes)
+        lines = -(-tensor.numel() // grain)
+        begin, end = (lines * rank // self.size * grain for rank in (self.rank, self.rank + 1))
+        parts = [view[begin:end] for view in views]
+        reduce_in_order(how, parts[0], parts)
+        for part in parts[1:]:
+            part.copy_(parts[0])
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _ignore(shown: list[torch.Tensor], begin: int) -> None:
+    pass
+
+
+def _collect(rows: torch.Tensor) -> Take:
+    def take(shown: list[torch.Tensor], begin: int) -> None:
+        for rank, parts in enumerate(shown):
+            rows[rank, begin : begin + parts.shape[1]].copy_(parts[0])
+
+    return take

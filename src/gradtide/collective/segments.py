@@ -1,0 +1,90 @@
+"""Tensors that live in memory all ranks of the host see: collectives on them copy nothing."""
+
+import math
+import mmap
+import os
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from gradtide.collective.board import Board
+from gradtide.collective.signature import Signature
+from gradtide.transport.memory import create_memory, map_memory, tensor_over
+
+__all__ = ["Segments"]
+
+_PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """One memory with a part a rank. Only tensors keep its mapping alive: it goes with the last of them."""
+
+    number: int
+    part_bytes: int
+    mapping: weakref.ReferenceType[mmap.mmap]
+
+
+class Segments:
+    """What this rank has mapped, by the address of its own part."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._by_address: dict[int, _Segment] = {}
+        self._made = 0
+
+    def create(
+        self, signature: Signature, shape: tuple[int, ...], dtype: torch.dtype, timeout_s: float
+    ) -> torch.Tensor:
+        """A zero-filled tensor of this rank's own, whose memory the others see. All ranks call it together."""
+        board = self._board
+        board.step(signature, timeout_s)
+        self._made += 1
+        size_bytes = math.prod(shape) * dtype.itemsize
+        if size_bytes == 0:
+            return torch.empty(shape, dtype=dtype)
+        part_bytes = -(-size_bytes // _PAGE) * _PAGE
+        mapping = self._share(part_bytes * board.size, timeout_s)
+        own = tensor_over(mapping, dtype, shape, board.rank * part_bytes)
+        table, address = self._by_address, own.data_ptr()
+        reference = weakref.ref(mapping, lambda _: table.pop(address, None) and None)
+        table[address] = _Segment(self._made, part_bytes, reference)
+        return own
+
+    def _share(self, total_bytes: int, timeout_s: float) -> mmap.mmap:
+        board = self._board
+        if board.rank:
+            return map_memory(board.peers.receive_descriptor(0, timeout_s), total_bytes)
+        descriptor = create_memory("tensor", total_bytes)
+        try:
+            board.peers.send_descriptor(descriptor)
+            return map_memory(os.dup(descriptor), total_bytes)
+        finally:
+            os.close(descriptor)
+
+    def find(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """The number of the segment a contiguous tensor lies in (0: none), and its offset in this rank's part."""
+        if not self._by_address:
+            return 0, 0
+        start = tensor.untyped_storage().data_ptr()
+        segment = self._by_address.get(start)
+        return (segment.number, tensor.data_ptr() - start) if segment else (0, 0)
+
+    def views(self, tensor: torch.Tensor, offsets: list[int]) -> list[torch.Tensor]:
+        """Every rank's tensor as bytes, for a tensor that find() found, at each rank's offset."""
+        segment = self._by_address[tensor.untyped_storage().data_ptr()]
+        mapping = segment.mapping()
+        assert mapping is not None, "the tensor keeps its mapping alive"
+        size = (tensor.numel() * tensor.element_size(),)
+        return [
+            tensor_over(mapping, torch.uint8, size, rank * segment.part_bytes + offset)
+            for rank, offset in enumerate(offsets)
+        ]
+
+    def addresses(self, tensor: torch.Tensor, offsets: list[int]) -> list[int]:
+        """The same as addresses."""
+        start = tensor.untyped_storage().data_ptr()
+        part_bytes = self._by_address[start].part_bytes
+        first = start - self._board.rank * part_bytes
+        return [first + rank * part_bytes + offset for rank, offset in enumerate(offsets)]

@@ -1,0 +1,91 @@
+"""Which ranks of a job are on the same host: those whose abstract UNIX sockets connect."""
+
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from gradtide.environment import Launch
+from gradtide.errors import PeerTimeout
+
+__all__ = ["Hosts", "find_hosts", "local_address", "open_store"]
+
+
+_TCP_STORE: Any = vars(dist)["TCPStore"]  # torch does not declare it
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Who is where. A host's leader is its lowest rank."""
+
+    token: str  # of the job
+    leaders: tuple[int, ...]  # of each rank, the leader of its host
+
+    def together_with(self, rank: int) -> list[int]:
+        return [other for other, leader in enumerate(self.leaders) if leader == self.leaders[rank]]
+
+    def all_leaders(self) -> list[int]:
+        return sorted(set(self.leaders))
+
+
+def open_store(launch: Launch, timeout_s: float) -> Any:
+    """The key-value store that a launcher's MASTER_ADDR and MASTER_PORT name; rank 0 holds it unless an agent does."""
+    try:
+        return _TCP_STORE(
+            launch.master_addr,
+            launch.master_port,
+            launch.size,
+            is_master=launch.rank == 0 and not launch.agent_store,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:  # torch's own errors are this one's children
+        where = f"{launch.master_addr}:{launch.master_port}"
+        raise PeerTimeout(
+            f"rank {launch.rank} can't meet the others at {where} ({str(error).splitlines()[0][:120]}); "
+            "check MASTER_ADDR and MASTER_PORT, and that rank 0 runs"
+        ) from None
+
+
+def find_hosts(store: Any, rank: int, size: int, timeout_s: float) -> Hosts:
+    """Every rank listens, then connects to the ranks below it: the first that answers leads its host."""
+    if rank == 0:
+        store.set("token", secrets.token_hex(8))
+    token = _get(store, "token", 0, timeout_s)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(_address(token, rank))
+        listener.listen(size + 8)
+        store.set(f"listening/{rank}", "yes")
+        leader = next((other for other in range(rank) if _answers(store, token, other, timeout_s)), rank)
+        store.set(f"leader/{rank}", str(leader))
+        leaders = [int(_get(store, f"leader/{other}", other, timeout_s)) for other in range(size)]
+    return Hosts(token, tuple(leaders))
+
+
+def local_address(master_addr: str, master_port: int) -> str:
+    """The address of ours that the master's host would see. Sends nothing."""
+    family, _, _, _, target = socket.getaddrinfo(master_addr, master_port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
+
+
+def _address(token: str, rank: int) -> str:
+    return f"\0gradtide-{os.getuid()}-{token}-{rank}"
+
+
+def _answers(store: Any, token: str, rank: int, timeout_s: float) -> bool:
+    _get(store, f"listening/{rank}", rank, timeout_s)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        return probe.connect_ex(_address(token, rank)) == 0
+
+
+def _get(store: Any, key: str, rank: int, timeout_s: float) -> str:
+    try:
+        return bytes(store.get(key)).decode()
+    except RuntimeError:
+        raise PeerTimeout(f"rank {rank} did not join the job within {timeout_s:g} s; is it started?") from None

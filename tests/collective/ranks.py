@@ -1,0 +1,71 @@
+"""Processes that are ranks: started once, fed functions of this folder to run, their answers collected."""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["warm"])
+# Python 3.11 does not tell the server our sys.path, and it skips in silence what it can't import.
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+
+
+class Failed(Exception):
+    """What went wrong in a rank, as text."""
+
+
+class Ranks:
+    """So many processes. `run` calls function(rank, size, *arguments) in the first `size` of them at the same time."""
+
+    def __init__(self, count: int) -> None:
+        self._pipes, self.processes = [], []
+        for rank in range(count):
+            here, there = _context.Pipe()
+            process = _context.Process(target=_serve, args=(there, rank), daemon=True)
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self.processes.append(process)
+
+    def start(self, function: Callable[..., Any], size: int, *arguments: Any) -> None:
+        for rank in range(size):
+            self._pipes[rank].send((function, size, arguments))
+
+    def answer(self, rank: int, timeout_s: float = 120) -> Any:
+        assert self._pipes[rank].poll(timeout_s), f"rank {rank} did not answer"
+        ok, value = self._pipes[rank].recv()
+        if not ok:
+            raise Failed(f"rank {rank}: {value}")
+        return value
+
+    def run(self, function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
+        self.start(function, size, *arguments)
+        return [self.answer(rank) for rank in range(size)]
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self.processes:
+            process.kill()
+            process.join()
+            process.close()
+
+
+def _serve(pipe: multiprocessing.connection.Connection, rank: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            function, size, arguments = pipe.recv()
+        except (EOFError, OSError):
+            os._exit(0)
+        try:
+            answer = True, function(rank, size, *arguments)
+        except BaseException:
+            answer = False, traceback.format_exc()
+        pipe.send(answer)

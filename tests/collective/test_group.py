@@ -1,0 +1,97 @@
+from itertools import pairwise
+
+import pytest
+import torch
+from cases import DTYPES, Case, check, group_of, reductions_of, same
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+OPERATIONS = (
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "ring",
+)
+SHAPES = st.one_of(
+    st.just(()),
+    st.lists(st.integers(0, 7), min_size=1, max_size=4).map(tuple),
+    st.sampled_from([(1,), (1023,), (16_385,), (3, 21_847), (131_077,), (300_001,)]),
+)
+
+
+@st.composite
+def _cases(draw, operation):
+    dtype = draw(st.sampled_from(DTYPES))
+    return Case(
+        operation,
+        draw(st.sampled_from(reductions_of(dtype))),
+        dtype,
+        draw(SHAPES),
+        draw(st.sampled_from(["plain", "plain", "strided", "shared"])),
+        draw(st.integers(0, 4)),
+        draw(st.integers(0, 10_000)),
+        draw(st.booleans()),
+    )
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_rank_gets_bit_for_bit_what_plain_torch_computes(ranks, operation):
+    @settings(
+        max_examples=100,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(size=st.integers(1, 5), case=_cases(operation))
+    def run(size, case):
+        assert not any(ranks.run(check, size, case))
+
+    run()
+
+
+def cut_anywhere(rank, size, dtype, cuts):
+    group, count = group_of(rank, size), 200_003
+    whole = (torch.randn(count, generator=torch.Generator().manual_seed(rank)) * 100).to(dtype)
+    in_memory = group.shared_tensor(count, dtype).copy_(whole)
+    pieces = whole.clone()
+    for begin, end in pairwise([0, *cuts, count]):
+        group.all_reduce(pieces[begin:end])
+    assert same(group.all_reduce(whole.clone()), pieces)
+    assert same(group.all_reduce(in_memory), pieces)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_bits_depend_neither_on_the_message_s_size_nor_on_bucket_boundaries(ranks, dtype):
+    for size in (2, 3, 5):
+        ranks.run(cut_anywhere, size, dtype, [1, 77, 40_000, 110_001])
+
+
+def in_order(rank, size):
+    """Many at once in the background, with blocking ones between: each sees what those before it left."""
+    group, tensor = group_of(rank, size), torch.ones(100)
+    handles = [group.all_reduce(tensor, async_op=True) for _ in range(5)]
+    group.all_reduce(tensor, "mean")
+    last = group.broadcast(tensor, 1, async_op=True)
+    assert last.wait(20) is tensor
+    assert all(handle.done() and handle.result() is tensor for handle in handles)
+    return tensor[0].item()
+
+
+def test_background_work_and_blocking_calls_keep_their_order(ranks):
+    assert ranks.run(in_order, 3) == [3.0**5] * 3
+
+
+def with_gradient(rank, size):
+    parameter = torch.nn.Parameter(torch.full((4,), float(rank)))
+    group_of(rank, size).broadcast(parameter, 1)
+    return parameter.tolist()
+
+
+def test_a_parameter_can_be_broadcast_in_place(ranks):
+    assert ranks.run(with_gradient, 2) == [[1.0] * 4] * 2
