@@ -21,7 +21,7 @@ __all__ = ["OURS", "SIZES", "Figure", "bench_allreduce", "content", "find_mpi", 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 160 << 20)
 OURS = ("gradtide, shared tensor", "gradtide, ordinary tensor")
 _IN_TORCH = {OURS[0]: "shared", OURS[1]: "ordinary", "Gloo": "gloo"}
-_TURN_BYTES, _TURN_TIMES = 256 << 20, 2000  # a turn moves at most so much, so often
+_TURN_S, _TURN_TIMES = 0.25, 2000  # a turn takes about so long, but goes no more often than that
 _HERE = Path(__file__).parent
 
 
@@ -91,13 +91,12 @@ def bench_allreduce(
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-bench-"))
         contenders = _start(stack, ranks, folder, mpis)
         for size_bytes in sizes:
-            times = max(3, min(_TURN_TIMES, _TURN_BYTES // size_bytes // 4))
-            for number in range(rounds + 1):  # the first one warms up
+            times = {name: _times(*contender, size_bytes) for name, contender in contenders.items()}
+            for number in range(1, rounds + 1):
                 for name, (processes, kind) in contenders.items():
                     tell(f"{size_bytes} bytes, round {number} of {rounds}: {name}")
-                    taken = processes.turn(kind, size_bytes, times) / times
-                    if number:
-                        seconds.setdefault((size_bytes, name), []).append(taken)
+                    taken = processes.turn(kind, size_bytes, times[name]) / times[name]
+                    seconds.setdefault((size_bytes, name), []).append(taken)
     return _figures(seconds)
 
 
@@ -112,6 +111,12 @@ def _start(stack: ExitStack, ranks: int, folder: str, mpis: Sequence[Mpi]) -> di
     for processes in dict.fromkeys(processes for processes, _ in contenders.values()):
         processes.wait_until_ready()
     return contenders
+
+
+def _times(processes: _Contenders, kind: str, size_bytes: int) -> int:
+    """How often a contender goes in a turn, by how long it takes to warm up."""
+    once_s = min(processes.turn(kind, size_bytes, 3) / 3 for _ in range(2))
+    return int(max(3, min(_TURN_TIMES, _TURN_S / once_s)))
 
 
 def _figures(seconds: dict[tuple[int, str], list[float]]) -> list[Figure]:
