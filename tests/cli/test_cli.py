@@ -51,7 +51,7 @@ def test_train_as_json_prints_one_object_and_nothing_else(tmp_path):
         (["--data", "cifar"], "unknown data 'cifar'; choose digits or fashion-mnist"),
         (["--data-dir", "x"], "--data-dir goes with --data fashion-mnist"),
         (["--data", "fashion-mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte.gz is missing"),
-        (["--strategy", "rings"], "unknown strategy 'rings'"),
+        (["--strategy", "rnig"], "no strategy is called 'rnig'"),
         (["--lr-scaling", "linear"], "give both or neither"),
         (["--output", "/proc/runs"], "can't write"),
         (["--name", "a/b"], "must be a plain folder name"),

@@ -143,7 +143,7 @@ def test_scaling_the_batch_scales_the_rate_and_warms_up():
         ({"epochs": 0}, ConfigError, "0 epochs"),
         ({"lr": 0.0}, ConfigError, "learning rate 0.0"),
         ({"lr": float("nan")}, ConfigError, "learning rate nan"),
-        ({"strategy": "rings"}, ConfigError, "unknown strategy 'rings'"),
+        ({"strategy": "rnig"}, ConfigError, "no strategy is called 'rnig'"),
         ({"optimizer": "sdg"}, ConfigError, "unknown optimizer 'sdg'"),
         ({"lr_scaling": "linear"}, ConfigError, "give both or neither"),
         ({"lr_scaling": "cubic", "scale_batch": True}, ConfigError, "unknown learning-rate scaling"),

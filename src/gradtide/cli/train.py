@@ -41,7 +41,9 @@ def train(
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over all devices")] = 256,
     lr: Annotated[float, typer.Option(help="Learning rate of SGD")] = 0.2,
     epochs: Annotated[int, typer.Option(help="Passes over the training data")] = 10,
-    strategy: Annotated[str, typer.Option(help="How gradients are added up: root, host or sharded")] = "sharded",
+    strategy: Annotated[
+        str, typer.Option(help="How gradients are added up: sharded, root, host, ring, ..., as in `gradtide plan`")
+    ] = "sharded",
     scale_batch: Annotated[bool, typer.Option("--scale-batch", help="k devices take k times the batch")] = False,
     lr_scaling: Annotated[str, typer.Option(help="With --scale-batch, the rate grows: none, sqrt or linear")] = "none",
     warmup_epochs: Annotated[

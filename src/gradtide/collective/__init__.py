@@ -1,6 +1,6 @@
 """Runs collectives on real tensors.
 
-in_process.py    all_reduce between the devices of one process: root, host, sharded
+in_process.py    all_reduce between the devices of one process
 
 group.py         Group: join, then all_reduce, broadcast, send, ...; blocking or a handle
 joining.py       how a group comes to be, on one host or on many
@@ -8,6 +8,7 @@ lane.py          work that must happen in order, now or in the background
 prepare.py       tensors as the collectives take them, and results where they were asked for
 signature.py     what a rank wants, as a text and as a number that ranks compare
 reductions.py    the reductions by name, and who computes them
+elements.py      what kernels call them
 one_host.py      every collective between ranks of one host, through slots or in place
 many_hosts.py    every collective between hosts: shared memory inside, one leader a host between
 
@@ -27,18 +28,17 @@ kernels.py       the compiled part: atomics, copying, reducing
 import importlib
 from typing import TYPE_CHECKING
 
-from gradtide.collective.in_process import STRATEGIES, all_reduce, check_strategy
+from gradtide.collective.execute import execute_in_process
+from gradtide.collective.in_process import all_reduce, check_strategy
 
 if TYPE_CHECKING:
-    from gradtide.collective.execute import execute_in_process
     from gradtide.collective.group import Group
     from gradtide.collective.torch_wire import execute_over_torch
 
-__all__ = ["STRATEGIES", "Group", "all_reduce", "check_strategy", "execute_in_process", "execute_over_torch"]
+__all__ = ["Group", "all_reduce", "check_strategy", "execute_in_process", "execute_over_torch"]
 
 _LAZY = {  # they bring in numba, which the devices of one process don't need
     "Group": "gradtide.collective.group",
-    "execute_in_process": "gradtide.collective.execute",
     "execute_over_torch": "gradtide.collective.torch_wire",
 }
 

@@ -1,16 +1,19 @@
 """Runs schedules: on the devices of one process, over shared memory, over messages, or over a mix of these."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import torch
 
-from gradtide.collective.programme import Programme, Receive, Send, chunk_bounds
+from gradtide.collective.programme import Programme, Receive, Send, chunk_bounds, performers, waves
 from gradtide.collective.reductions import Reduction, combine, reduction
 from gradtide.errors import ConfigError
-from gradtide.schedule.model import Schedule
+from gradtide.schedule.model import Op, Schedule
 
-__all__ = ["Progress", "Wire", "Work", "execute_in_process", "run_programme"]
+__all__ = ["Each", "Progress", "Wire", "Work", "execute_in_process", "run_programme"]
+
+Each = Callable[[Callable[[int], None]], object]  # runs a function for the index of every device, side by side
 
 _AHEAD = 4  # messages that are asked for before they are needed
 
@@ -37,8 +40,13 @@ class Progress(Protocol):
     def post(self, performed: int) -> None: ...
 
 
-def execute_in_process(schedule: Schedule, tensors: Sequence[torch.Tensor], op: str = "sum") -> None:
-    """On the devices of one process: tensors[r] is rank r's whole buffer; ranks that only help work on the CPU."""
+def execute_in_process(
+    schedule: Schedule, tensors: Sequence[torch.Tensor], op: str = "sum", each: Each | None = None
+) -> None:
+    """On the devices of one process: tensors[r] is rank r's whole buffer; ranks that only help work on the CPU.
+
+    `each` says how to run work on the devices side by side; without it, ops run in the order of the list.
+    """
     if len(tensors) != schedule.contributors:
         raise ConfigError(f"schedule {schedule.name} is for {schedule.contributors} tensors, not {len(tensors)}")
     how, first = reduction(op, tensors[0].dtype), tensors[0]
@@ -51,13 +59,34 @@ def execute_in_process(schedule: Schedule, tensors: Sequence[torch.Tensor], op: 
     buffers = [tensor.detach().view(-1) for tensor in tensors]
     buffers += [torch.empty_like(buffers[0], device="cpu") for _ in schedule.ranks[len(tensors) :]]
     bounds = chunk_bounds(schedule, first.numel())
-    for step in schedule.ops:
-        begin, end = bounds[step.chunk]
-        source, target = buffers[step.src][begin:end], buffers[step.dst][begin:end]
-        _apply(how, step.kind, target, source.to(target.device))
+
+    def perform(ops: Sequence[Op]) -> None:
+        for step in ops:
+            begin, end = bounds[step.chunk]
+            source, target = buffers[step.src][begin:end], buffers[step.dst][begin:end]
+            _apply(how, step.kind, target, source.to(target.device))
+
+    if each is None:
+        perform(schedule.ops)
+    else:
+        for wave in _shared_out(schedule):
+            each(lambda index, wave=wave: perform(wave[index]))  # type: ignore[misc]
     if schedule.collective in ("all_reduce", "reduce_scatter", "reduce"):
         for buffer in buffers[: len(tensors)]:
             how.finish(buffer, schedule.contributors)
+
+
+@lru_cache(maxsize=64)
+def _shared_out(schedule: Schedule) -> list[list[list[Op]]]:
+    """Wave by wave, what the thread of each device performs: the ops into its own memory, or a helper's."""
+    process_of = performers(schedule, schedule.contributors)
+    found = []
+    for wave in waves(schedule):
+        shares: list[list[Op]] = [[] for _ in range(schedule.contributors)]
+        for at in wave:
+            shares[process_of[schedule.ops[at].dst]].append(schedule.ops[at])
+        found.append(shares)
+    return found
 
 
 def run_programme(

@@ -1,119 +1,67 @@
-"""Adds one tensor per device up and hands the sum back to every device, all in one process.
+"""Adds one tensor per device up and hands the sum back to every device, all in one process, by a schedule.
 
-Three ways, which differ in who does the adding and so in which wires carry what:
-
-    root       device 0 adds, then sends the sum to everybody
-    host       the CPU adds, then sends the sum to everybody
-    sharded    device i adds part i of everybody's tensor, then everybody collects the parts
-
-Each adds in the order of the devices, so all three give the same bits.
+The planner's strategies differ in who does the adding and so in which wires carry what: `root` adds on device 0, `host`
+on the CPU, `sharded` gives each device a part to add, `ring` passes parts round. Each adds in an order of its own, the
+same one on every run.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 
-import torch
 from torch import Tensor
 
+from gradtide.collective.choose import Strategy, choose
+from gradtide.collective.execute import Each, execute_in_process
+from gradtide.collective.programme import chunk_bounds
 from gradtide.errors import ConfigError
+from gradtide.schedule.model import Schedule
+from gradtide.topology.model import Link, Node, NodeKind, Topology
 
-__all__ = ["STRATEGIES", "Each", "all_reduce", "check_strategy", "one_by_one"]
-
-Each = Callable[[Callable[[int], None]], object]  # runs a function for every device's index, side by side if it can
-
-
-def one_by_one(count: int) -> Each:
-    """An `each` that runs the devices in turn: GPUs work side by side even so, since their kernels are queued."""
-
-    def each(work: Callable[[int], None]) -> None:
-        for index in range(count):
-            work(index)
-
-    return each
+__all__ = ["all_reduce", "check_strategy"]
 
 
-def all_reduce(tensors: Sequence[Tensor], strategy: str = "sharded", each: Each | None = None) -> int:
+def all_reduce(tensors: Sequence[Tensor], strategy: Strategy = "sharded", each: Each | None = None) -> int:
     """Replaces each device's tensor by the sum of all; returns the bytes that went between devices.
 
-    `tensors[i]` lives on device i and all have one shape and dtype. `each` says how to run work on the devices (see
-    `DevicePool.run`); without it, they are served in turn.
+    `tensors[i]` lives on device i and all have one shape and dtype. `strategy` is a name that `gradtide plan` knows,
+    `auto`, or a schedule. `each` says how to run work on the devices (see `DevicePool.run`); without it, they are
+    served in turn.
     """
-    _check(tensors, strategy)
-    if len(tensors) == 1:
-        return 0
-    return STRATEGIES[strategy]([tensor.view(-1) for tensor in tensors], each or one_by_one(len(tensors)))
-
-
-def check_strategy(strategy: str) -> None:
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"unknown strategy {strategy!r}; choose one of {', '.join(STRATEGIES)}")
-
-
-def _check(tensors: Sequence[Tensor], strategy: str) -> None:
-    check_strategy(strategy)
     if not tensors:
         raise ConfigError("all_reduce got no tensors; pass one per device")
     first = tensors[0]
-    for index, tensor in enumerate(tensors):
-        if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
-            raise ConfigError(
-                f"all_reduce: device {index} has {tuple(tensor.shape)} {tensor.dtype}, "
-                f"but device 0 has {tuple(first.shape)} {first.dtype}; all must be alike"
-            )
-        if not tensor.is_contiguous():
-            raise ConfigError(f"all_reduce: device {index}'s tensor is not contiguous; pass a contiguous one")
+    schedule = _schedule(strategy, len(tensors), first.nbytes)
+    execute_in_process(schedule, tensors, "sum", each)
+    return _elements_sent(schedule, first.numel()) * first.element_size()
 
 
-def _root(tensors: list[Tensor], each: Each) -> int:
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total += tensor.to(total.device)
-
-    def receive(index: int) -> None:
-        if index > 0:
-            tensors[index].copy_(total)
-
-    each(receive)
-    return 2 * (len(tensors) - 1) * total.nbytes
+def check_strategy(strategy: Strategy, devices: int) -> None:
+    """Raises what `all_reduce` between so many devices would."""
+    _schedule(strategy, devices, 1_000_000)
 
 
-def _host(tensors: list[Tensor], each: Each) -> int:
-    total = tensors[0].to("cpu", copy=True)
-    for tensor in tensors[1:]:
-        total += tensor.to("cpu")
-
-    def receive(index: int) -> None:
-        tensors[index].copy_(total)
-
-    each(receive)
-    return 2 * len(tensors) * total.nbytes
+@lru_cache(maxsize=256)
+def _schedule(strategy: Strategy, devices: int, size_bytes: int) -> Schedule:
+    return choose(strategy, _wired(devices), size_bytes)
 
 
-def _sharded(tensors: list[Tensor], each: Each) -> int:
-    count = len(tensors)
-    parts = [torch.tensor_split(tensor, count) for tensor in tensors]  # parts[i][p]: device i's part p
-
-    def add_my_part(index: int) -> None:
-        _sum_in_order([parts[i][index] for i in range(count)], into=index)
-
-    def collect_the_others(index: int) -> None:
-        for owner in range(count):
-            if owner != index:
-                parts[index][owner].copy_(parts[owner][owner])
-
-    each(add_my_part)
-    each(collect_the_others)
-    return 2 * (count - 1) * tensors[0].nbytes
+@lru_cache(maxsize=256)
+def _elements_sent(schedule: Schedule, count: int) -> int:
+    bounds = chunk_bounds(schedule, count)
+    return sum(bounds[op.chunk][1] - bounds[op.chunk][0] for op in schedule.ops)
 
 
-def _sum_in_order(parts: list[Tensor], into: int) -> None:
-    """parts[into] = parts[0] + parts[1] + …, in that order whoever adds, and in place where that can be."""
-    mine = parts[into]
-    first, second = (part.to(mine.device) for part in parts[:2])
-    total = torch.add(first, second, out=mine) if into < 2 else torch.add(first, second)
-    for part in parts[2:]:
-        total += part.to(mine.device)
-    if total is not mine:
-        mine.copy_(total)
-
-
-STRATEGIES: dict[str, Callable[[list[Tensor], Each], int]] = {"root": _root, "host": _host, "sharded": _sharded}
+def _wired(devices: int) -> Topology:
+    """Devices of one process as the planner sees them: on one PCIe switch with their CPU, until somebody measures."""
+    names = [f"device{index}" for index in range(devices)]
+    nodes = [Node(name, NodeKind.DEVICE, "host") for name in names]
+    if devices > 1:
+        nodes += [Node("cpu", NodeKind.HOST, "host"), Node("switch", NodeKind.SWITCH, "host")]
+        names.append("cpu")
+    links = [
+        link
+        for name in names
+        for link in (Link(name, "switch", 16e9, 1.5e-6), Link("switch", name, 16e9, 1.5e-6))
+        if devices > 1
+    ]
+    return Topology("one process", tuple(nodes), tuple(links))

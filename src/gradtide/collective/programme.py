@@ -14,7 +14,7 @@ from itertools import pairwise
 from gradtide.errors import ScheduleError
 from gradtide.schedule.model import Op, Schedule
 
-__all__ = ["Programme", "Receive", "Send", "chunk_bounds", "performers", "write_programme"]
+__all__ = ["Programme", "Receive", "Send", "chunk_bounds", "performers", "waves", "write_programme"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,15 @@ def write_programme(schedule: Schedule, me: int, processes: int, near: Callable[
     return Programme(tuple(receives), tuple(sends), tuple(performed), helpers)
 
 
+def waves(schedule: Schedule) -> list[list[int]]:
+    """Places of ops that conflict with none of their own wave, only with those of waves before."""
+    level, _ = _conflicts(schedule)
+    found: list[list[int]] = [[] for _ in range(max(level, default=0))]
+    for at, number in enumerate(level):
+        found[number - 1].append(at)
+    return found
+
+
 def _by_level(schedule: Schedule) -> list[tuple[int, list[int]]]:
     """Every op's place with those that it must come after, in the order in which processes take them up.
 
@@ -95,6 +104,12 @@ def _by_level(schedule: Schedule) -> list[tuple[int, list[int]]]:
     next, and the wires would wait for it. So first come all ops that wait for nothing, then those that wait for these,
     and so on. What conflicts keeps its order: the bits are the same.
     """
+    level, after = _conflicts(schedule)
+    return [(at, after[at]) for at in sorted(range(len(level)), key=level.__getitem__)]
+
+
+def _conflicts(schedule: Schedule) -> tuple[list[int], list[list[int]]]:
+    """Of every op: its level, one above all that it must come after, and the places of those."""
     written: dict[tuple[int, int], int] = {}
     readers: dict[tuple[int, int], list[int]] = defaultdict(list)
     level: list[int] = []
@@ -107,7 +122,7 @@ def _by_level(schedule: Schedule) -> list[tuple[int, list[int]]]:
         readers[source].append(at)
         written[target] = at
         readers[target] = []
-    return [(at, after[at]) for at in sorted(range(len(level)), key=level.__getitem__)]
+    return level, after
 
 
 def _waits(

@@ -1,13 +1,11 @@
 """The reductions by name, and who computes them: kernels for the common types, torch for the rest; same bits."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
-from numba import types
 
-from gradtide.collective.kernels import Op
 from gradtide.errors import ConfigError
 
 __all__ = ["REDUCTIONS", "Reduction", "combine", "reduce_in_order", "reduction"]
@@ -27,32 +25,27 @@ _TORCH: dict[str, _Combine] = {
 }
 REDUCTIONS = tuple(_TORCH)
 
-_CODES = dict(zip(REDUCTIONS, (Op.SUM, Op.MEAN, Op.MIN, Op.MAX, Op.PRODUCT, Op.BAND, Op.BOR, Op.BXOR), strict=True))
-# torch computes on booleans with logic: a sum is "any", a product is "all".
-_BOOL_CODES = _CODES | {"sum": Op.BOR, "max": Op.BOR, "min": Op.BAND, "product": Op.BAND}
-
-_ELEMENTS = {
-    torch.float32: types.float32,
-    torch.float64: types.float64,
-    torch.bfloat16: types.uint16,  # see kernels.py: uint16 stands for bfloat16
-    torch.int8: types.int8,
-    torch.uint8: types.uint8,
-    torch.bool: types.uint8,
-    torch.int16: types.int16,
-    torch.int32: types.int32,
-    torch.int64: types.int64,
-}
-
 
 class Reduction:
-    """A reduction of elements of one dtype. `code` and `element` are what kernels take; element is None without one."""
+    """A reduction of elements of one dtype. `code` and `element` are what kernels take; element is None without one.
 
-    __slots__ = ("code", "dtype", "element", "item_bytes", "name")
+    Both are looked up when first asked for: the devices of one process add with torch alone, and need not load numba.
+    """
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.name, self.dtype, self.item_bytes = name, dtype, dtype.itemsize
-        self.element: Any = _ELEMENTS.get(dtype)
-        self.code: int = (_BOOL_CODES if dtype == torch.bool else _CODES)[name]
+
+    @cached_property
+    def code(self) -> int:
+        from gradtide.collective.elements import code_of
+
+        return code_of(self.name, self.dtype)
+
+    @cached_property
+    def element(self) -> Any:
+        from gradtide.collective.elements import element_of
+
+        return element_of(self.dtype)
 
     def finish(self, target: torch.Tensor, ranks: int) -> None:
         if self.name == "mean":

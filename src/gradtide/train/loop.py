@@ -77,7 +77,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
         raise ConfigError(f"{epochs} epochs; it must be 1 or more")
     if scale_batch and isinstance(train_data, torch.utils.data.DataLoader):
         raise ConfigError("scale_batch can't change a DataLoader's batch size; give the loader the larger one")
-    check_strategy(strategy)
+    check_strategy(strategy, len(found))
     rates = Rates(lr, lr_scaling, growth, warmup_epochs)
     source = as_source(train_data, batch_size * growth, seed)
     tests = None if test_data is None else as_source(test_data, max(1024, batch_size), shuffle=False)
