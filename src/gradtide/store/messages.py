@@ -43,6 +43,7 @@ __all__ = [
     "Listed",
     "Member",
     "Message",
+    "Noted",
     "Part",
     "Piece",
     "Promise",
@@ -143,6 +144,7 @@ class Push(_Wire, frozen=True, tag=2):
     worker: int = NO_WORKER
     weight: float = 1.0
     pull: bool = False
+    decree: int = 0  # the newest the client knows: a shard that knows only older ones refuses with "early"
 
 
 class Pull(_Wire, frozen=True, tag=3):
@@ -158,6 +160,7 @@ class Pull(_Wire, frozen=True, tag=3):
     round: int = 0
     worker: int = NO_WORKER
     at_least: tuple[Version, ...] = ()  # by part; empty: any
+    decree: int = 0
 
 
 class Configure(_Wire, frozen=True, tag=4):
@@ -232,6 +235,14 @@ Reason = Literal[
 ]
 
 RETRYABLE: frozenset[str] = frozenset({"epoch", "layout", "early", "busy"})
+
+
+class Noted(_Wire, frozen=True, tag=25):
+    """The push has arrived and waits for its round: no acknowledgement (keep the bytes), but its bytes are no longer
+    in flight, and there is no hurry to resend."""
+
+    sequence: int
+    shard: int
 
 
 class Refused(_Wire, frozen=True, tag=23):
@@ -356,10 +367,10 @@ class Decree(_Wire, frozen=True, tag=47):
 
 
 Request = Init | Push | Pull | Configure | Keys
-Reply = Initialised | Pushed | Pulled | Refused | Listed
+Reply = Initialised | Pushed | Pulled | Noted | Refused | Listed
 ClientMessage = Request | Reply
 Message = (
-    Init | Push | Pull | Configure | Keys | Initialised | Pushed | Pulled | Refused | Listed
+    Init | Push | Pull | Configure | Keys | Initialised | Pushed | Pulled | Noted | Refused | Listed
     | Join | Leave | Beat | Welcome | Table | Propose | Promise | Decree
 )  # fmt: skip
 
