@@ -61,7 +61,8 @@ class Host(Generic[V]):
     table: Table | None = None
     decree: Decree | None = None
     proposal: Propose | None = None
-    shards: dict[int, Shard[V]] = field(default_factory=dict)
+    owned: frozenset[int] = frozenset()
+    shards: dict[int, Shard[V]] = field(default_factory=dict)  # those of the owned that anybody has touched
     layouts: OrderedDict[bytes, tuple[Part, ...]] = field(default_factory=OrderedDict)
     heart: Heart = field(default_factory=Heart)
 
@@ -111,7 +112,14 @@ class Host(Generic[V]):
                 return [Answer(message.client, Listed(message.sequence, self.list_keys(message.prefix)))]
 
     def _holds(self, parts: tuple[Part, ...]) -> bool:
-        return all(part.shard in self.shards for part in parts)
+        return all(part.shard in self.owned for part in parts)
+
+    def _shard(self, number: int) -> Shard[V]:
+        """Shards are made when they are first touched: most servers hold few keys."""
+        shard = self.shards.get(number)
+        if shard is None:
+            shard = self.shards[number] = self._new_shard(number)
+        return shard
 
     def _deliver_values(self, message: Push | Init, parts: tuple[Part, ...], values: Sequence[V]) -> list[Answer[V]]:
         answers: list[Answer[V]] = []
@@ -119,7 +127,7 @@ class Host(Generic[V]):
         for i, part in enumerate(parts):
             own = values[first : first + len(part.pieces)]
             first += len(part.pieces)
-            shard = self.shards[part.shard]
+            shard = self._shard(part.shard)
             if isinstance(message, Push):
                 answers += shard.handle(PushPart(message, part, message.after[i] if message.after else 0, own))
             else:
@@ -131,15 +139,15 @@ class Host(Generic[V]):
         for i, part in enumerate(parts):
             after = message.after[i] if message.after else 0
             at_least = message.at_least[i] if message.at_least else Version()
-            answers += self.shards[part.shard].handle(PullPart(message, part, after, at_least))
+            answers += self._shard(part.shard).handle(PullPart(message, part, after, at_least))
         return answers
 
     def _deliver_configure(self, message: Configure) -> list[Answer[V]]:
         answers: list[Answer[V]] = []
         for i, number in enumerate(message.shards):
-            if number in self.shards:
+            if number in self.owned:
                 after = message.after[i] if message.after else 0
-                answers += self.shards[number].handle(ConfigurePart(message, after))
+                answers += self._shard(number).handle(ConfigurePart(message, after))
         return answers
 
     def list_keys(self, prefix: str = "") -> tuple[KeyInfo, ...]:
@@ -184,13 +192,13 @@ class Host(Generic[V]):
         return Beat(self.name, self.incarnation, table.term if table else 0, self.epoch, decree.number if decree else 0)
 
     def _take_table(self, table: Table) -> None:
-        """Shards that stay go on in the new epoch; new ones begin empty."""
+        """Shards that stay go on in the new epoch."""
         self.table = table
         index = next(
             (i for i, server in enumerate(table.servers) if self._is_me(server.name, server.incarnation)), None
         )
-        mine = {number for number, owner in enumerate(table.owners) if owner == index}
-        self.shards = {number: self.shards.get(number) or self._new_shard(number) for number in sorted(mine)}
+        self.owned = frozenset(number for number, owner in enumerate(table.owners) if owner == index)
+        self.shards = {number: shard for number, shard in self.shards.items() if number in self.owned}
         for shard in self.shards.values():
             shard.adopt_epoch(table.epoch)
 
@@ -198,7 +206,7 @@ class Host(Generic[V]):
         return (name, incarnation) == (self.name, self.incarnation)
 
     def _new_shard(self, number: int) -> Shard[V]:
-        shard = Shard(number, self.arithmetic)
+        shard = Shard(number, self.arithmetic, Version(self.epoch, 0))
         if self.decree is not None:
             shard.handle(self.decree)
         if self.proposal is not None:
