@@ -1,5 +1,6 @@
 """The shells of the simulator: they move messages and time between the pure machines, as sockets and clocks would."""
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -125,6 +126,7 @@ class ClientActor:
         self.alive = True
         self.finished = False
         self.open: dict[int, Operated] = {}
+        self.pushes: Counter[str] = Counter()  # how often each key was pushed
         self.layouts: dict[int, Layout] = {}  # of the open operations
         self._waits: set[int] | None = None
         self._script = script(self)
@@ -151,8 +153,8 @@ class ClientActor:
         digit = self.world.next_digit
         self.world.next_digit += 1
         layout = self.session.layout(keys)
-        sums = [self.session.specs[piece.key].update.name == "add" for piece in layout.pieces]
-        numbers = [1 << (DIGIT_BITS * digit) if is_sum else 1000 + digit for is_sum in sums]
+        self.pushes.update(keys)
+        numbers = [self._number(piece.key, digit) for piece in layout.pieces]
         values = [Number(number, piece.count) for number, piece in zip(numbers, layout.pieces, strict=True)]
         sequence, told = self.session.push(layout, values, now_s=now_s, weight=weight, pull=pull)
         operated = self._operated(sequence, "push", layout)
@@ -162,6 +164,12 @@ class ClientActor:
             weight,
         )
         return self._asked(sequence, told, operated)
+
+    def _number(self, key: str, digit: int) -> int:
+        """In sums and last values: which push of the run; in rounds, where a run's order must not matter: whose."""
+        if self.session.specs[key].delay is not None:
+            return 1 + 1009 * self.session.worker + 7919 * self.pushes[key]
+        return 1 << (DIGIT_BITS * digit) if self.session.specs[key].update.name == "add" else 1000 + digit
 
     def pull(self, keys: tuple[str, ...]) -> int:
         layout = self.session.layout(keys)
