@@ -10,6 +10,8 @@ shard.py         pure: admit, accumulate, update, reply
 filter.py        the exactly-once filter inside a shard
 rounds.py        the rounds of a block: who is waited for, when it closes
 arithmetic.py    what a shard needs of numbers, as a protocol
+reductions.py    semirings, their laws, means
+updates.py       update rules on tensors: reductions and torch.optim
 refusals.py      what a shard says when it says no
 membership.py    pure: who is alive, who holds what, who is in the rounds
 beats.py         a member's side of its lease

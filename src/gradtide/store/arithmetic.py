@@ -18,7 +18,7 @@ V = TypeVar("V")
 class Contribution(Generic[V]):
     """What one worker adds to a round."""
 
-    weight: float
+    weight: float | None  # None: the one of the rule's semiring
     value: V
 
 

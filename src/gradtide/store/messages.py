@@ -142,7 +142,7 @@ class Push(_Wire, frozen=True, tag=2):
     after: tuple[int, ...] = ()
     round: int = 0
     worker: int = NO_WORKER
-    weight: float = 1.0
+    weight: float | None = None  # None: the one of the rule's semiring
     pull: bool = False
     decree: int = 0  # the newest the client knows: a shard that knows only older ones refuses with "early"
 

@@ -85,7 +85,7 @@ class Operation(Generic[V]):
     asked: dict[int, Version] = field(default_factory=dict)  # what the user asked for, as at_least
     spec: KeySpec | None = None
     round: int = 0
-    weight: float = 1.0
+    weight: float | None = None
     wants_values: bool = False
     changes: dict[str, bool | int | float] = field(default_factory=dict)
     from_round: int = 0

@@ -130,7 +130,7 @@ class Session(Generic[V]):
         values: Sequence[V],
         *,
         now_s: float,
-        weight: float = 1.0,
+        weight: float | None = None,
         round_: int = 0,
         pull: bool = False,
     ) -> tuple[int, Instructions[V]]:

@@ -57,7 +57,7 @@ class Exact:
 
     def combine(self, contributions: Sequence[Contribution[Number]]) -> Number:
         if self.rule == "fold":
-            number = fold([(c.weight, c.value.number) for c in contributions])
+            number = fold([(1.0 if c.weight is None else c.weight, c.value.number) for c in contributions])
         else:
             number = sum(c.value.number for c in contributions)
         return Number(number, self.current.count)
