@@ -66,6 +66,7 @@ class Flight:
     server: int
     shards: tuple[int, ...]
     size_bytes: int
+    open: set[int]  # of its shards, those that have not answered; for "keys": the server
     sent: bool = False
     landed: bool = False  # the server has said something about it: its bytes are no longer in flight
     tries: int = 0

@@ -287,6 +287,8 @@ class Session(Generic[V]):
 
     def _answered(self, operation: Operation[V], whom: int) -> Instructions[V]:
         operation.unanswered.discard(whom)
+        for flight in operation.flights.values():
+            flight.open.discard(whom)
         if operation.kind in ("push", "configure"):
             self._drop_unanswered(whom, operation.sequence)
         return [] if operation.unanswered else self._finish(operation, None)
@@ -308,7 +310,7 @@ class Session(Generic[V]):
         flight.landed = True
         flight.due_s = max(flight.due_s, now_s + self.options.resend_most_s)
         name = next((share.name for share in self._shares(operation) if share.server == flight.server), None)
-        if name is not None:
+        if name is not None and operation.kind in ("push", "pull"):
             self._known_layouts.add((flight.server, name))
 
     def _retry(self, operation: Operation[V], flight: Flight | None, message: Refused, now_s: float) -> Instructions[V]:
@@ -334,14 +336,16 @@ class Session(Generic[V]):
         """One flight a server of the table, for what is still unanswered."""
         assert self.table is not None
         if operation.kind == "keys":
-            operation.flights = {index: Flight(index, (), 0) for index in operation.unanswered}
+            operation.flights = {index: Flight(index, (), 0, {index}) for index in operation.unanswered}
             return
         carries = operation.kind in ("init", "push")
         operation.flights = {}
         for share in self._shares(operation):
             shards = tuple(part.shard for part in share.parts)
-            if not operation.unanswered.isdisjoint(shards):
-                operation.flights[share.server] = Flight(share.server, shards, share.size_bytes if carries else 0)
+            unanswered = operation.unanswered.intersection(shards)
+            if unanswered:
+                size_bytes = share.size_bytes if carries else 0
+                operation.flights[share.server] = Flight(share.server, shards, size_bytes, unanswered)
 
     def _send_what_fits(self, now_s: float) -> Instructions[V]:
         """Launch what has not been sent, server by server in order, as far as credit and window go."""
@@ -370,7 +374,7 @@ class Session(Generic[V]):
     def _open_flights(self) -> Iterator[tuple[Operation[V], Flight]]:
         for operation in self.operations.values():
             for flight in operation.flights.values():
-                if operation.kind == "keys" or not operation.unanswered.isdisjoint(flight.shards):
+                if flight.open:
                     yield operation, flight
 
     def _resend(self, now_s: float) -> Instructions[V]:
