@@ -1,7 +1,7 @@
 """The coordinator, word by word."""
 
-from gradtide.store.membership import Membership, Tell
-from gradtide.store.messages import Beat, Decree, Join, Leave, Member, Message, Promise, Propose, Table, Welcome
+from gradtide.store.membership import FORGET_LEASES, Membership, Tell
+from gradtide.store.messages import Beat, Decree, Gone, Join, Leave, Member, Message, Promise, Propose, Table, Welcome
 
 
 def said(tells: list[Tell], kind: type) -> dict[str, Message]:
@@ -124,3 +124,21 @@ def test_whoever_is_unknown_is_asked_to_join() -> None:
     word = said(Membership().hear(Beat("w9", 1), 0.0), Welcome)["w9"]
     assert not word.accepted
     assert word.text == ""
+
+
+def test_servers_are_told_of_clients_that_are_gone() -> None:
+    membership = started()
+    for name in ("c0", "c1"):
+        membership.hear(Join("client", name, 3), 0.0)
+    assert said(membership.hear(Leave("c0", 3), 1.0), Gone) == {"s0": Gone("c0", 3), "s1": Gone("c0", 3)}
+    assert said(membership.tick(10.0), Gone) == {}
+    assert said(membership.tick(2.0 * FORGET_LEASES + 0.1), Gone)["s0"] == Gone("c1", 3)
+    assert set(membership.peers) == {"s0", "s1"}
+
+
+def test_a_restarted_worker_is_out_at_once_and_in_again_at_a_later_round() -> None:
+    membership = joined(0, 1)
+    told = membership.hear(worker(1, incarnation=2), 0.5)
+    assert members(said(told, Decree)["s0"]) == [0]
+    decrees = said(membership.hear(Promise("s0", 1, said(told, Propose)["s0"].number, 9), 0.5), Decree)
+    assert decrees["w1"].members == (Member(0, 1, "w0", 1), Member(1, 9, "w1", 2))

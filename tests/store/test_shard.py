@@ -114,7 +114,9 @@ def test_a_later_start_of_a_client_counts_anew_and_fences_the_earlier() -> None:
     assert refusal(push(shard, 0, 5, 1)).reason == "incarnation"
     assert refusal(pull(shard, 0, 6)).reason == "incarnation"
     shard.handle(Forget("w0", 2))
-    assert "w0" not in shard.filter.records
+    assert shard.filter.records["w0"].answers == {}
+    assert refusal(push(shard, 0, 1, 1, incarnation=2)).reason == "incarnation", "whether it was in can't be told"
+    assert isinstance(push(shard, 0, 1, 1, incarnation=3)[0].message, Pushed)
 
 
 def test_a_push_is_all_or_nothing() -> None:

@@ -77,10 +77,9 @@ class Filter:
         return answer
 
     def forget(self, client: str, incarnation: int) -> None:
-        """A client is gone for good."""
-        record = self.records.get(client)
-        if record is not None and record.incarnation <= incarnation:
-            del self.records[client]
+        """A client is gone: drop its answers, but refuse this incarnation should it come back, for they are gone."""
+        if self.is_current(client, incarnation):
+            self.records[client] = ClientRecord(incarnation + 1)
 
     @staticmethod
     def _forget_oldest(record: ClientRecord) -> None:

@@ -22,6 +22,7 @@ from gradtide.store.messages import (
     Beat,
     Configure,
     Decree,
+    Gone,
     Init,
     Join,
     KeyInfo,
@@ -40,7 +41,7 @@ from gradtide.store.messages import (
     Welcome,
     layout_name,
 )
-from gradtide.store.shard import Answer, ConfigurePart, InitPart, PullPart, PushPart, Shard
+from gradtide.store.shard import Answer, ConfigurePart, Forget, InitPart, PullPart, PushPart, Shard
 
 __all__ = ["LAYOUTS_KEPT", "Host"]
 
@@ -177,6 +178,9 @@ class Host(Generic[V]):
                 self.decree = message
                 answers = [answer for shard in self.shards.values() for answer in shard.handle(message)]
                 return [self._beat()], answers
+            case Gone():
+                for shard in self.shards.values():
+                    shard.handle(Forget(message.name, message.incarnation))
         return [], []
 
     def tick(self, now_s: float) -> list[Message]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from gradtide.store.messages import (
     Beat,
     Decree,
+    Gone,
     Join,
     Leave,
     Member,
@@ -28,6 +29,10 @@ from gradtide.store.messages import (
 from gradtide.store.placement import deal
 
 __all__ = ["Membership", "Peer", "Tell"]
+
+
+# After so many leases without a word a client is forgotten; should it come back, it must start again.
+FORGET_LEASES = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,17 @@ class Membership:
         if self.proposal is not None and now_s - self.asked_s > self.lease_s / 4:
             self.asked_s = now_s
             told += self._ask()
-        return told
+        return told + self._forget_the_lost(now_s)
+
+    def _forget_the_lost(self, now_s: float) -> list[Tell]:
+        deadline_s = now_s - FORGET_LEASES * self.lease_s
+        lost = [p.join for p in self.peers.values() if p.join.role != "server" and p.heard_s < deadline_s]
+        return [tell for join in lost for tell in self._forget(join)]
+
+    def _forget(self, join: Join) -> list[Tell]:
+        """A client is gone: so may be what the servers remember of it."""
+        del self.peers[join.name]
+        return [Tell(server.name, Gone(join.name, join.incarnation)) for server in self._servers()]
 
     # --- peers ---
 
@@ -134,7 +149,10 @@ class Membership:
         if peer is None or peer.join.incarnation != leave.incarnation:
             return []
         peer.alive = False
-        return self._update_members() if peer.join.role == "worker" else []
+        if peer.join.role == "server":
+            return []
+        told = self._update_members() if peer.join.role == "worker" else []
+        return told + self._forget(peer.join)
 
     def _catch_up(self, beat: Beat) -> list[Tell]:
         told: list[Tell] = []

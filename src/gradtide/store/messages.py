@@ -33,6 +33,7 @@ __all__ = [
     "ClientMessage",
     "Configure",
     "Decree",
+    "Gone",
     "Init",
     "Initialised",
     "Join",
@@ -366,12 +367,19 @@ class Decree(_Wire, frozen=True, tag=47):
     members: tuple[Member, ...]
 
 
+class Gone(_Wire, frozen=True, tag=48):
+    """A client will not come back as this incarnation: its answers may go. Losing this word costs memory only."""
+
+    name: str
+    incarnation: int
+
+
 Request = Init | Push | Pull | Configure | Keys
 Reply = Initialised | Pushed | Pulled | Noted | Refused | Listed
 ClientMessage = Request | Reply
 Message = (
     Init | Push | Pull | Configure | Keys | Initialised | Pushed | Pulled | Noted | Refused | Listed
-    | Join | Leave | Beat | Welcome | Table | Propose | Promise | Decree
+    | Join | Leave | Beat | Welcome | Table | Propose | Promise | Decree | Gone
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -95,7 +95,7 @@ class ConfigurePart:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """A client is gone for good: its filter entries may go."""
+    """A client is gone for good: its answers may go, and it is refused should it come back."""
 
     client: str
     incarnation: int
@@ -144,8 +144,7 @@ class Shard(Generic[V]):
             case Decree():
                 return self._take_decree(event)
             case Forget():
-                self.filter.forget(event.client, event.incarnation)
-                return []
+                return self._forget(event)
 
     def promise(self, proposal: Propose) -> int:
         """A round that is not closed here, and will not be before the proposed decree is known."""
@@ -322,6 +321,12 @@ class Shard(Generic[V]):
         return [block for block in in_rounds if block.come_by(request.worker, request.round - 1)]
 
     # --- what all share ---
+
+    def _forget(self, event: Forget) -> list[Answer[V]]:
+        if event.client in self.filter.records:
+            self.filter.forget(event.client, event.incarnation)
+        self.waiting_pulls = {name: pull for name, pull in self.waiting_pulls.items() if name[0] != event.client}
+        return []
 
     def _take_decree(self, decree: Decree) -> list[Answer[V]]:
         if decree.number <= self.decree:

@@ -155,7 +155,8 @@ class _Reduced:
     def combine(self, contributions: Sequence[Contribution[Tensor]]) -> Tensor:
         weighted = [(contribution.weight, contribution.value) for contribution in contributions]
         if self._semiring is not None:
-            return reduce_in_order(self._semiring, weighted).to(self._value.dtype)
+            reduced = reduce_in_order(self._semiring, weighted)
+            return reduced if reduced.dtype == self._value.dtype else reduced.to(self._value.dtype)
         if self._rule.name == "assign":
             return weighted[-1][1]
         return weighted_mean(weighted) if self._rule.name == "mean" else trimmed_mean(weighted, _trim(self._rule))
