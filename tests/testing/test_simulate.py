@@ -143,7 +143,7 @@ def forget_who_joined(monkeypatch: pytest.MonkeyPatch) -> None:
         (acknowledge_on_receipt, {"ack"}),
         (add_in_order_of_arrival, {"deterministic rounds", "bound"}),
         (gate_one_round_too_early, {"bound"}),
-        (admit_pushes_out_of_order, {"order", "reads own writes"}),
+        (admit_pushes_out_of_order, {"order", "reads own writes", "exactly once"}),
         (resend_under_a_new_number, {"exactly once", "progress", "order"}),
         (close_without_waiting_for_the_decree, {"exactly once", "progress", "ack", "bound"}),
         (forget_who_joined, {"exactly once", "ack", "progress"}),
