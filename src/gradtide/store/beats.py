@@ -1,0 +1,35 @@
+"""When a member must be heard of: joining until welcomed, then beating well within the lease. Pure."""
+
+from dataclasses import dataclass
+
+from gradtide.store.messages import Welcome
+
+__all__ = ["JOIN_AGAIN_S", "Heart"]
+
+JOIN_AGAIN_S = 0.2  # how long a joiner waits for its welcome before it asks again
+
+
+@dataclass(slots=True)
+class Heart:
+    """One member's side of its lease."""
+
+    welcomed: bool = False
+    refused: str = ""  # why the coordinator doesn't want this incarnation
+    lease_s: float = 0.0
+    next_s: float = 0.0
+
+    def is_due(self, now_s: float) -> bool:
+        """Is it time to be heard of? Asking sets the next time."""
+        if self.refused or now_s < self.next_s:
+            return False
+        self.next_s = now_s + (self.lease_s / 4 if self.welcomed else JOIN_AGAIN_S)
+        return True
+
+    def welcome(self, word: Welcome, now_s: float) -> None:
+        """The coordinator knows us, or refuses us."""
+        if not word.accepted:  # without a text: it has forgotten us, so join again
+            self.refused, self.welcomed, self.next_s = word.text, False, now_s
+            return
+        if not self.welcomed:
+            self.next_s = now_s + word.lease_s / 4
+        self.welcomed, self.lease_s = True, word.lease_s

@@ -1,0 +1,401 @@
+"""Every message of the store: requests, replies, and what the coordinator says.
+
+A message is a small tagged msgspec struct; tensors are never inside one. A message that has a payload is followed by
+raw bytes, laid end to end in the order of its layout:
+
+    Init          the pieces of `parts`, in order
+    Push          the pieces of the layout, in order
+    Pulled        the pieces of the one part of the layout whose shard it answers, in order
+    Pushed        the same when the push said `pull`, else nothing
+
+`Piece.size_bytes` gives each length, so a shell can sendmsg from and recv_into the tensors' own memory; how the bytes
+are cut into frames (at most one block each) is the transport's affair.
+
+A **layout** says which pieces of which keys one request holds, shard by shard, for one server. Its name is a digest of
+its contents (`layout_name`), so every client that moves the same keys shares one entry of the server's cache. `parts`
+travels until the server has answered once, and again when it answers `Refused("layout")`.
+
+Numbers: `epoch` is the table's; a request of another epoch than the server's is refused. `sequence` counts a client's
+requests, over all shards, from 1. `after` lists for each part the latest earlier push of this client to that shard
+that is still unanswered (0 for none; empty when all are 0): a shard that has not seen it refuses with "early", so no
+reordering below can turn around what a client said. `round` counts steps from 1; 0 means outside of rounds.
+"""
+
+from hashlib import blake2b
+from typing import Literal
+
+import msgspec
+
+__all__ = [
+    "NO_WORKER",
+    "RETRYABLE",
+    "Beat",
+    "ClientMessage",
+    "Configure",
+    "Decree",
+    "Gone",
+    "Init",
+    "Initialised",
+    "Join",
+    "KeyInfo",
+    "KeySpec",
+    "Keys",
+    "Leave",
+    "Listed",
+    "Member",
+    "Message",
+    "Noted",
+    "Part",
+    "Piece",
+    "Promise",
+    "Propose",
+    "Pull",
+    "Pulled",
+    "Push",
+    "Pushed",
+    "Reason",
+    "Refused",
+    "Reply",
+    "Request",
+    "ServerEntry",
+    "Table",
+    "UpdateRule",
+    "Version",
+    "Welcome",
+    "decode",
+    "encode",
+    "layout_name",
+]
+
+NO_WORKER = -1  # the `worker` of a client that is in no round
+
+
+class _Wire(msgspec.Struct, frozen=True, array_like=True):
+    """What all messages share: immutable, sent as a MessagePack array that begins with the tag."""
+
+
+class Version(_Wire, frozen=True, order=True):
+    """Where a shard is in its one order of updates: a later epoch is later, whatever the sequence."""
+
+    epoch: int = 0
+    sequence: int = 0
+
+
+class UpdateRule(_Wire, frozen=True):
+    """How contributions change a value: a name that updates.py knows, and its arguments as plain numbers."""
+
+    name: str
+    arguments: dict[str, bool | int | float | str | tuple[float, ...] | None] = {}
+    reduce: Literal["mean", "sum"] = "mean"  # of a round's contributions, before an optimizer's step
+
+
+class KeySpec(_Wire, frozen=True):
+    """What the first `init` of a key fixed; every later one must say the same."""
+
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    update: UpdateRule
+    delay: int | None = None  # None: async; 0: bsp; k: bounded(k)
+    reject_nan: bool = False
+
+
+class Piece(_Wire, frozen=True):
+    """`count` elements from `start` (within the block) of one block of a key."""
+
+    key: str
+    block: int
+    start: int
+    count: int
+    size_bytes: int
+
+
+class Part(_Wire, frozen=True):
+    """The pieces of a request that one shard holds: the unit of atomicity."""
+
+    shard: int
+    pieces: tuple[Piece, ...]
+
+
+# --- client to server ---
+
+
+class Init(_Wire, frozen=True, tag=1):
+    """Create a key's blocks (payload: their values). The same again is fine; anything else is refused."""
+
+    epoch: int
+    client: str
+    incarnation: int
+    sequence: int
+    spec: KeySpec
+    parts: tuple[Part, ...]
+
+
+class Push(_Wire, frozen=True, tag=2):
+    """Add a contribution (payload: the values); with `pull`, the answer brings the values after it was applied."""
+
+    epoch: int
+    client: str
+    incarnation: int
+    sequence: int
+    layout: bytes
+    parts: tuple[Part, ...] = ()
+    after: tuple[int, ...] = ()
+    round: int = 0
+    worker: int = NO_WORKER
+    weight: float | None = None  # None: the one of the rule's semiring
+    pull: bool = False
+    decree: int = 0  # the newest the client knows: a shard that knows only older ones refuses with "early"
+
+
+class Pull(_Wire, frozen=True, tag=3):
+    """Read values. A worker's pull of step `round` says too that its pushes of the steps before are all sent."""
+
+    epoch: int
+    client: str
+    incarnation: int
+    sequence: int
+    layout: bytes
+    parts: tuple[Part, ...] = ()
+    after: tuple[int, ...] = ()
+    round: int = 0
+    worker: int = NO_WORKER
+    at_least: tuple[Version, ...] = ()  # by part; empty: any
+    decree: int = 0
+
+
+class Configure(_Wire, frozen=True, tag=4):
+    """Change an update rule's arguments on the given shards, from a round on (0: from now on)."""
+
+    epoch: int
+    client: str
+    incarnation: int
+    sequence: int
+    key: str
+    changes: dict[str, bool | int | float]
+    shards: tuple[int, ...]
+    after: tuple[int, ...] = ()
+    from_round: int = 0
+
+
+class Keys(_Wire, frozen=True, tag=5):
+    """Which keys do you hold? (`prefix` narrows.)"""
+
+    epoch: int
+    client: str
+    incarnation: int
+    sequence: int
+    prefix: str = ""
+
+
+# --- server to client: each answers one shard of a request, except Listed ---
+
+
+class Initialised(_Wire, frozen=True, tag=20):
+    """The blocks are there, as asked for."""
+
+    sequence: int
+    shard: int
+    version: Version
+
+
+class Pushed(_Wire, frozen=True, tag=21):
+    """The push is in the value: in rounds, its round `round` is closed. Configure is answered with this too."""
+
+    sequence: int
+    shard: int
+    version: Version
+    round: int = 0
+    replicated: bool = False  # False: applied on the primary only
+    staleness: int = 0  # of the values, when the push said `pull`
+
+
+class Pulled(_Wire, frozen=True, tag=22):
+    """The values. `staleness`: how many rounds before the asked step are missing in them (0 in bsp)."""
+
+    sequence: int
+    shard: int
+    version: Version
+    round: int = 0
+    staleness: int = 0
+
+
+Reason = Literal[
+    "epoch",  # the table has changed: fetch it, send again
+    "layout",  # the server has forgotten the layout: send again with its parts
+    "early",  # an earlier push of this client has not arrived: send all again, in order
+    "busy",  # too many early arrivals wait here: send again later
+    "incarnation",  # a later incarnation of this client was here: stop
+    "unknown_key",
+    "mismatch",  # shape, dtype, update rule or initial value differs
+    "not_member",  # this worker is not, or no longer, in the rounds
+    "stale",  # the round is closed, and this worker was not in it
+    "nan",
+    "forgotten",  # too old for the filter: whether it was applied can no longer be told
+    "rule",  # the update rule refuses these arguments
+]
+
+RETRYABLE: frozenset[str] = frozenset({"epoch", "layout", "early", "busy"})
+
+
+class Noted(_Wire, frozen=True, tag=25):
+    """The push has arrived and waits for its round: no acknowledgement (keep the bytes), but its bytes are no longer
+    in flight, and there is no hurry to resend."""
+
+    sequence: int
+    shard: int
+
+
+class Refused(_Wire, frozen=True, tag=23):
+    """Not done, and nothing changed on that shard (`shard` -1: on none of them). `text` is one line for the user."""
+
+    sequence: int
+    shard: int
+    reason: Reason
+    text: str = ""
+    epoch: int = 0
+
+
+class KeyInfo(_Wire, frozen=True):
+    """A key as one server sees it."""
+
+    spec: KeySpec
+    blocks: tuple[int, ...]
+    shards: tuple[int, ...]
+    size_bytes: int
+    version: Version  # the latest of its shards here
+    round: int  # the latest that is closed for all of its blocks here
+
+
+class Listed(_Wire, frozen=True, tag=24):
+    """Answers Keys."""
+
+    sequence: int
+    keys: tuple[KeyInfo, ...]
+
+
+# --- with the coordinator ---
+
+
+class Join(_Wire, frozen=True, tag=40):
+    """A process comes, or comes again. `expected`: of how many of its role (servers, workers) the first table, or the
+    first round, should wait for."""
+
+    role: Literal["server", "client", "worker"]
+    name: str
+    incarnation: int
+    address: str = ""  # servers: where clients reach it
+    worker: int = NO_WORKER
+    expected: int = 0
+
+
+class Leave(_Wire, frozen=True, tag=41):
+    """A process goes, on purpose."""
+
+    name: str
+    incarnation: int
+
+
+class Beat(_Wire, frozen=True, tag=42):
+    """I live; and this is the newest I know, so send me what is newer."""
+
+    name: str
+    incarnation: int
+    term: int = 0
+    epoch: int = 0
+    decree: int = 0
+
+
+class Welcome(_Wire, frozen=True, tag=43):
+    """You are known: beat within `lease_s`. `accepted` False: another incarnation has taken the name, or `text`."""
+
+    name: str
+    incarnation: int
+    lease_s: float
+    accepted: bool = True
+    text: str = ""
+
+
+class ServerEntry(_Wire, frozen=True):
+    """A server in the table."""
+
+    name: str
+    address: str
+    incarnation: int
+
+
+class Table(_Wire, frozen=True, tag=44):
+    """Which server holds which shard: `owners[shard]` is an index into `servers`."""
+
+    term: int
+    epoch: int
+    servers: tuple[ServerEntry, ...]
+    owners: tuple[int, ...]
+
+
+class Member(_Wire, frozen=True):
+    """A worker in the rounds, from `from_round` on."""
+
+    worker: int
+    from_round: int
+    client: str
+    incarnation: int
+
+
+class Propose(_Wire, frozen=True, tag=45):
+    """Somebody wants to join: from which round could you take him? Don't close that round until decree `number`."""
+
+    term: int
+    number: int
+
+
+class Promise(_Wire, frozen=True, tag=46):
+    """I close no round from `round` on before I know decree `number`."""
+
+    server: str
+    incarnation: int
+    number: int
+    round: int
+
+
+class Decree(_Wire, frozen=True, tag=47):
+    """Who is in the rounds: all of them, so the highest number is all that anybody needs to know. Who was listed and
+    is no longer has left: nobody waits for him, and what he pushed counts where it arrived."""
+
+    term: int
+    number: int
+    members: tuple[Member, ...]
+
+
+class Gone(_Wire, frozen=True, tag=48):
+    """A client will not come back as this incarnation: its answers may go. Losing this word costs memory only."""
+
+    name: str
+    incarnation: int
+
+
+Request = Init | Push | Pull | Configure | Keys
+Reply = Initialised | Pushed | Pulled | Noted | Refused | Listed
+ClientMessage = Request | Reply
+Message = (
+    Init | Push | Pull | Configure | Keys | Initialised | Pushed | Pulled | Noted | Refused | Listed
+    | Join | Leave | Beat | Welcome | Table | Propose | Promise | Decree | Gone
+)  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """The message as MessagePack, without its payload."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes | bytearray | memoryview) -> Message:
+    """The message in `data`; raises msgspec.DecodeError or ValidationError when it is none."""
+    return _decoder.decode(data)
+
+
+def layout_name(parts: tuple[Part, ...]) -> bytes:
+    """The name of a layout: a digest of what it says."""
+    return blake2b(_encoder.encode(parts), digest_size=12).digest()

@@ -1,0 +1,117 @@
+"""The rounds of one block: contributions wait here until everybody who is waited for has come by.
+
+A worker has **come by** round r when it pushed for r or a later round, or pulled for a step after r. A round closes
+when every member has come by; it holds the contributions that were pushed for it, in worker order, whatever the
+order of arrival. So a worker that skips a key in one step holds nobody up, and bsp is bounded(0): one code path.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from gradtide.store.arithmetic import BlockState, Contribution
+from gradtide.store.messages import KeySpec, Member
+
+__all__ = ["EARLY_ROUNDS", "REMEMBERED_ROUNDS", "Block"]
+
+V = TypeVar("V")
+
+# A worker may be this many rounds beyond what its delay allows before its pushes are told to come back later: it
+# bounds what waits in memory. A worker that pulls before each step is never beyond.
+EARLY_ROUNDS = 8
+# For so many closed rounds a block remembers who was in them, so that a restarted worker counts once.
+REMEMBERED_ROUNDS = 64
+
+
+@dataclass(slots=True)
+class Block(Generic[V]):
+    """One block of a key: its value, and the rounds that are open."""
+
+    spec: KeySpec
+    elements: int
+    size_bytes: int
+    digest: bytes  # of the initial value
+    state: BlockState[V]
+    closed: int = 0  # every round up to this one is closed
+    open: dict[int, dict[int, Contribution[V]]] = field(default_factory=dict)  # round -> worker -> contribution
+    reached: dict[int, int] = field(default_factory=dict)  # worker -> the last round it has come by
+    counted: dict[int, frozenset[int]] = field(default_factory=dict)  # closed round -> who was in it
+    changes: list[tuple[int, dict[str, bool | int | float]]] = field(default_factory=list)  # (from round, what)
+
+    @property
+    def delay(self) -> int:
+        assert self.spec.delay is not None
+        return self.spec.delay
+
+    def may_start(self, step: int) -> bool:
+        """May a worker begin this step with the value as it is?"""
+        return self.spec.delay is None or self.closed >= step - 1 - self.spec.delay
+
+    def is_too_early(self, round_: int) -> bool:
+        """Would this contribution wait in memory beyond its bound?"""
+        return round_ > self.closed + 1 + self.delay + EARLY_ROUNDS
+
+    def has_counted(self, round_: int, worker: int) -> bool:
+        """Is this worker's contribution to a closed round in the value?"""
+        return worker in self.counted.get(round_, ())
+
+    def contribute(self, round_: int, worker: int, contribution: Contribution[V]) -> int:
+        """Take a contribution; a second one for the same slot is the same one. Returns the bytes that wait more."""
+        slots = self.open.setdefault(round_, {})
+        self.come_by(worker, round_)
+        if worker in slots:
+            return 0
+        slots[worker] = contribution
+        return self.size_bytes
+
+    def come_by(self, worker: int, round_: int) -> bool:
+        """A worker will push nothing more up to this round. Returns whether that is news."""
+        news = round_ > self.reached.get(worker, 0)
+        if news:
+            self.reached[worker] = round_
+        return news
+
+    @property
+    def begun(self) -> int:
+        """The last round that anybody here has had to do with."""
+        return max(self.closed, max(self.reached.values(), default=0))
+
+    def close_ready(self, members: Mapping[int, Member], ceiling: int | None) -> tuple[int, int]:
+        """Close every round that all have come by. Returns how many updates were made and how many bytes were freed."""
+        frontier = self._frontier(members, ceiling)
+        ready = sorted(round_ for round_ in self.open if round_ <= frontier)
+        freed = sum(self._close(round_) for round_ in ready)
+        if frontier > self.closed:
+            self.closed = frontier
+        return len(ready), freed
+
+    def retain(self, workers: Iterable[int]) -> None:
+        """Forget how far those who left had come."""
+        staying = set(workers)
+        self.reached = {worker: round_ for worker, round_ in self.reached.items() if worker in staying}
+
+    def configure(self, changes: dict[str, bool | int | float], from_round: int) -> None:
+        """Change the rule's arguments from a round on; 0 means at once."""
+        if from_round == 0:
+            self.state.configure(changes)
+        else:
+            self.changes.append((from_round, changes))
+            self.changes.sort(key=lambda change: change[0])
+
+    def _frontier(self, members: Mapping[int, Member], ceiling: int | None) -> int:
+        if members:
+            come_by = min(max(self.reached.get(m.worker, 0), m.from_round - 1) for m in members.values())
+        else:  # all have left: what they pushed still counts
+            come_by = max(self.open, default=self.closed)
+        return come_by if ceiling is None else min(come_by, ceiling - 1)
+
+    def _close(self, round_: int) -> int:
+        while self.changes and self.changes[0][0] <= round_:
+            self.state.configure(self.changes.pop(0)[1])
+        slots = self.open.pop(round_)
+        in_order = [slots[worker] for worker in sorted(slots)]
+        self.state.apply(self.state.combine(in_order))
+        self.counted[round_] = frozenset(slots)
+        if len(self.counted) > REMEMBERED_ROUNDS:
+            del self.counted[next(iter(self.counted))]
+        return len(slots) * self.size_bytes

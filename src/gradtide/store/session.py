@@ -1,0 +1,478 @@
+"""A client of the store, pure: routes, sequences, resends, credits, and when each operation is over.
+
+How a shell drives it:
+
+    session.tick(now_s)                          every 50 ms or so: joins, beats, resends what is overdue
+    session.hear(message, now_s)                 from the coordinator: Welcome, Table, Decree
+    session.receive(server, message, values, now_s)    from a server; `expects(message)` says which pieces follow
+    session.lost(server, now_s)                  a connection broke: what it carried is sent again
+    session.push(layout, values, now_s=...)      and init, pull, configure, keys: return (sequence, instructions)
+
+Each returns instructions: `Send` and `TellCoordinator` are to be sent in order, `Done` resolves the handle of that
+sequence. Begin when `session.ready`. Values are kept, and must not change, until their operation is `Done`.
+
+A sequence counts all requests; `after` names the latest earlier push to a shard that is unanswered, so a shard admits
+what a client says in the order it was said, whatever the network does.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from gradtide.store.beats import Heart
+from gradtide.store.filter import WINDOW
+from gradtide.store.layouts import Layout, Share, build_layout
+from gradtide.store.messages import (
+    NO_WORKER,
+    RETRYABLE,
+    Beat,
+    Configure,
+    Decree,
+    Init,
+    Initialised,
+    Join,
+    Keys,
+    KeySpec,
+    Leave,
+    Listed,
+    Member,
+    Message,
+    Noted,
+    Part,
+    Pull,
+    Pulled,
+    Push,
+    Pushed,
+    Refused,
+    Reply,
+    Request,
+    Table,
+    Version,
+    Welcome,
+)
+from gradtide.store.operations import Flight, Kind, Operation, Send, SessionInstruction, TellCoordinator
+
+__all__ = ["Session", "SessionOptions"]
+
+V = TypeVar("V")
+Instructions = list[SessionInstruction[V]]
+
+LAYOUTS_KEPT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How patient a client is."""
+
+    resend_s: float = 1.0  # the first wait for an answer; it doubles
+    resend_most_s: float = 8.0
+    credit_bytes: int = 64 << 20  # a server's share of pushes that it has not said anything about
+
+
+@dataclass(slots=True)
+class Session(Generic[V]):
+    """The state of one client."""
+
+    client: str
+    incarnation: int
+    worker: int = NO_WORKER
+    expected: int = 0  # how many workers the first round should wait for
+    options: SessionOptions = field(default_factory=SessionOptions)
+    table: Table | None = None
+    decree: Decree | None = None
+    member: Member | None = None
+    expelled: str = ""  # why this worker is no longer in the rounds
+    heart: Heart = field(default_factory=Heart)
+    sequence: int = 0
+    step: int = 0  # the step this worker is in
+    specs: dict[str, KeySpec] = field(default_factory=dict)
+    seen: dict[int, Version] = field(default_factory=dict)  # shard -> the latest version read or written
+    operations: dict[int, Operation[V]] = field(default_factory=dict)  # by sequence, which is their order
+    _next_round: dict[str, int] = field(default_factory=dict)  # key -> the first round it can still be pushed for
+    _unanswered: dict[int, list[int]] = field(default_factory=dict)  # shard -> sequences of pushes
+    _known_layouts: set[tuple[int, bytes]] = field(default_factory=set)
+    _layouts: "OrderedDict[object, Layout]" = field(default_factory=OrderedDict)
+
+    @property
+    def ready(self) -> bool:
+        """Is there somewhere to send to, and, for a worker, a round to be in?"""
+        return self.table is not None and (self.worker == NO_WORKER or self.member is not None)
+
+    # --- what a user asks for ---
+
+    def layout(self, keys: Sequence[str], rows: slice | None = None) -> Layout:
+        """The pieces of these keys; kept, so asking again for the same set costs one lookup."""
+        name = (tuple(keys), None if rows is None else (rows.start, rows.stop))
+        known = self._layouts.get(name)
+        if known is None:
+            known = self._layouts[name] = build_layout((self.specs[key], rows) for key in keys)
+            if len(self._layouts) > LAYOUTS_KEPT:
+                self._layouts.popitem(last=False)
+        return known
+
+    def learn(self, spec: KeySpec) -> None:
+        """A key that somebody else initialised (from Keys), or that this client is about to."""
+        if self.specs.get(spec.key, spec) != spec:
+            self._layouts.clear()
+        self.specs[spec.key] = spec
+
+    def init(self, spec: KeySpec, values: Sequence[V], now_s: float) -> tuple[int, Instructions[V]]:
+        """Create a key; `values` by `pieces_of(spec)` in the order of its layout."""
+        self.learn(spec)
+        operation = self._begin("init", self.layout((spec.key,)), values)
+        operation.spec = spec
+        return self._start(operation, now_s)
+
+    def push(
+        self,
+        layout: Layout,
+        values: Sequence[V],
+        *,
+        now_s: float,
+        weight: float | None = None,
+        round_: int = 0,
+        pull: bool = False,
+    ) -> tuple[int, Instructions[V]]:
+        """Add contributions. A worker's go to the step it is in, or to the next when a key has had its push."""
+        operation = self._begin("push", layout, values)
+        operation.weight, operation.wants_values = weight, pull
+        operation.round = self._advance_step(layout, round_, pushing=True)
+        for part in layout.parts:
+            self._unanswered.setdefault(part.shard, []).append(operation.sequence)
+        return self._start(operation, now_s)
+
+    def pull(
+        self,
+        layout: Layout,
+        *,
+        now_s: float,
+        round_: int = 0,
+        at_least: Mapping[int, Version] | None = None,
+    ) -> tuple[int, Instructions[V]]:
+        """Read. `at_least`: the `versions` of an earlier operation, by anybody."""
+        operation = self._begin("pull", layout, ())
+        operation.wants_values = True
+        operation.round = self._advance_step(layout, round_, pushing=False)
+        operation.asked = dict(at_least or {})
+        for part in layout.parts:
+            least = max(self.seen.get(part.shard, Version()), operation.asked.get(part.shard, Version()))
+            operation.required[part.shard] = least
+        return self._start(operation, now_s)
+
+    def configure(
+        self, key: str, changes: dict[str, bool | int | float], from_round: int, now_s: float
+    ) -> tuple[int, Instructions[V]]:
+        """Change an update rule's arguments everywhere the key lives."""
+        operation = self._begin("configure", self.layout((key,)), ())
+        operation.changes, operation.from_round = changes, from_round
+        for part in operation.layout.parts:
+            self._unanswered.setdefault(part.shard, []).append(operation.sequence)
+        return self._start(operation, now_s)
+
+    def keys(self, prefix: str, now_s: float) -> tuple[int, Instructions[V]]:
+        """Which keys are there? Asked of every server."""
+        assert self.table is not None
+        operation = self._begin("keys", Layout((), (), ()), ())
+        operation.prefix = prefix
+        operation.unanswered = set(range(len(self.table.servers)))
+        return self._start(operation, now_s)
+
+    def leave(self) -> Instructions[V]:
+        """Say goodbye: nobody waits for this worker any more."""
+        return [TellCoordinator(Leave(self.client, self.incarnation))]
+
+    def _begin(self, kind: Kind, layout: Layout, values: Sequence[V]) -> Operation[V]:
+        assert self.ready, "wait for session.ready"
+        self.sequence += 1
+        operation = Operation(self.sequence, kind, layout, values, {part.shard for part in layout.parts})
+        self.operations[self.sequence] = operation
+        return operation
+
+    def _start(self, operation: Operation[V], now_s: float) -> tuple[int, Instructions[V]]:
+        self._plan(operation)
+        return operation.sequence, self._send_what_fits(now_s)
+
+    def _advance_step(self, layout: Layout, round_: int, *, pushing: bool) -> int:
+        """The step that this operation belongs to; 0 when this client or these keys are in no rounds."""
+        if self.member is None or all(self.specs[key].delay is None for key in layout.keys):
+            return 0
+        step = round_ or max(self.step, max(self._next_round.get(key, 0) for key in layout.keys))
+        self.step = max(self.step, step)
+        for key in layout.keys:
+            self._next_round[key] = max(self._next_round.get(key, 0), step + 1 if pushing else step)
+        return step
+
+    # --- what others say ---
+
+    def tick(self, now_s: float) -> Instructions[V]:
+        """Time goes by."""
+        told: Instructions[V] = []
+        if self.heart.is_due(now_s):
+            told.append(TellCoordinator(self._beat() if self.heart.welcomed else self._join()))
+        return told + self._resend(now_s) + self._send_what_fits(now_s)
+
+    def hear(self, message: Message, now_s: float) -> Instructions[V]:
+        """The coordinator said something."""
+        match message:
+            case Welcome():
+                self.heart.welcome(message, now_s)
+                return self._expel(self.heart.refused) if self.heart.refused else []
+            case Table() if self.table is None or (message.term, message.epoch) > (self.table.term, self.table.epoch):
+                self.table = message
+                self._known_layouts.clear()
+                for operation in self.operations.values():
+                    self._plan(operation)
+                return self._send_what_fits(now_s)
+            case Decree() if self.decree is None or message.number > self.decree.number:
+                return self._take_decree(message)
+        return []
+
+    def expects(self, message: Reply) -> Part | None:
+        """The pieces that follow this reply, and so where its payload belongs; None: nothing that is open."""
+        operation = self.operations.get(message.sequence)
+        if operation is None or not isinstance(message, Pulled | Pushed) or not operation.wants_values:
+            return None
+        return next((part for part in operation.layout.parts if part.shard == message.shard), None)
+
+    def receive(self, server: str, message: Reply, values: Sequence[V], now_s: float) -> Instructions[V]:
+        """A server answered."""
+        operation = self.operations.get(message.sequence)
+        index = self._server_index(server)
+        if operation is None or index is None:
+            return []
+        flight = operation.flights.get(index)
+        if isinstance(message, Refused) and message.reason in RETRYABLE:
+            return self._retry(operation, flight, message, now_s)
+        if flight is not None:
+            self._land(operation, flight, now_s)
+        match message:
+            case Refused():
+                done: Instructions[V] = self._finish(operation, message)
+            case Listed():
+                operation.listed.append(message)
+                done = self._answered(operation, index)
+            case Noted():
+                done = []
+            case Initialised() | Pushed() | Pulled():
+                done = self._take_answer(operation, message, values)
+        return done + self._send_what_fits(now_s)
+
+    def lost(self, server: str, now_s: float) -> Instructions[V]:
+        """The connection to a server broke: what it carried goes again, in order, over the next one."""
+        index = self._server_index(server)
+        if index is None:
+            return []
+        self._known_layouts = {known for known in self._known_layouts if known[0] != index}
+        for operation in self.operations.values():
+            if index in operation.flights:
+                operation.flights[index].sent = operation.flights[index].landed = False
+        return self._send_what_fits(now_s)
+
+    # --- answers ---
+
+    def _take_answer(
+        self, operation: Operation[V], message: Initialised | Pushed | Pulled, values: Sequence[V]
+    ) -> Instructions[V]:
+        shard = message.shard
+        if shard not in operation.unanswered:
+            return []
+        if isinstance(message, Pulled) and message.version < operation.required.get(shard, Version()):
+            return []  # it was read before something that this client has seen since: the resend will bring a newer one
+        operation.answers[shard] = message
+        if operation.wants_values:
+            operation.results[shard] = tuple(values)
+        self.seen[shard] = max(self.seen.get(shard, Version()), message.version)
+        return self._answered(operation, shard)
+
+    def _answered(self, operation: Operation[V], whom: int) -> Instructions[V]:
+        operation.unanswered.discard(whom)
+        for flight in operation.flights.values():
+            flight.open.discard(whom)
+        if operation.kind in ("push", "configure"):
+            self._drop_unanswered(whom, operation.sequence)
+        return [] if operation.unanswered else self._finish(operation, None)
+
+    def _finish(self, operation: Operation[V], refused: Refused | None) -> Instructions[V]:
+        del self.operations[operation.sequence]
+        if operation.kind in ("push", "configure"):
+            for shard in operation.unanswered:
+                self._drop_unanswered(shard, operation.sequence)
+        return [operation.done(refused)]
+
+    def _drop_unanswered(self, shard: int, sequence: int) -> None:
+        pushes = self._unanswered.get(shard, [])
+        if sequence in pushes:
+            pushes.remove(sequence)
+
+    def _land(self, operation: Operation[V], flight: Flight, now_s: float) -> None:
+        """The server has it: its credit is free, and there is no hurry to resend."""
+        flight.landed = True
+        flight.due_s = max(flight.due_s, now_s + self.options.resend_most_s)
+        name = next((share.name for share in self._shares(operation) if share.server == flight.server), None)
+        if name is not None and operation.kind in ("push", "pull"):
+            self._known_layouts.add((flight.server, name))
+
+    def _retry(self, operation: Operation[V], flight: Flight | None, message: Refused, now_s: float) -> Instructions[V]:
+        """A no that may turn into a yes."""
+        if flight is None:
+            return []
+        flight.due_s = min(flight.due_s, now_s + self.options.resend_s / 4)
+        if message.reason == "layout":
+            self._known_layouts = {known for known in self._known_layouts if known[0] != flight.server}
+            return self._launch(operation, flight, now_s)
+        if message.reason == "early":
+            for earlier in self._unanswered.get(message.shard, []):
+                before = self.operations[earlier].flights.get(flight.server)
+                if earlier < operation.sequence and before is not None and not before.landed:
+                    before.due_s = min(before.due_s, now_s)
+        if message.reason == "epoch" and self.table is not None and message.epoch > self.table.epoch:
+            return [TellCoordinator(self._beat())]
+        return []
+
+    # --- sending ---
+
+    def _plan(self, operation: Operation[V]) -> None:
+        """One flight a server of the table, for what is still unanswered."""
+        assert self.table is not None
+        if operation.kind == "keys":
+            operation.flights = {index: Flight(index, (), 0, {index}) for index in operation.unanswered}
+            return
+        carries = operation.kind in ("init", "push")
+        operation.flights = {}
+        for share in self._shares(operation):
+            shards = tuple(part.shard for part in share.parts)
+            unanswered = operation.unanswered.intersection(shards)
+            if unanswered:
+                size_bytes = share.size_bytes if carries else 0
+                operation.flights[share.server] = Flight(share.server, shards, size_bytes, unanswered)
+
+    def _send_what_fits(self, now_s: float) -> Instructions[V]:
+        """Launch what has not been sent, server by server in order, as far as credit and window go."""
+        told: Instructions[V] = []
+        in_flight: dict[int, int] = {}
+        full: set[int] = set()
+        for operation, flight in self._open_flights():
+            used = in_flight.get(flight.server, 0)
+            if not flight.sent and flight.server not in full:
+                fits = used == 0 or used + flight.size_bytes <= self.options.credit_bytes
+                if fits and self._within_window(operation, flight):
+                    told += self._launch(operation, flight, now_s)
+                else:
+                    full.add(flight.server)
+            if flight.sent and not flight.landed:
+                in_flight[flight.server] = used + flight.size_bytes
+        return told
+
+    def _within_window(self, operation: Operation[V], flight: Flight) -> bool:
+        """A shard keeps the last answers only: never have more pushes unanswered than it keeps."""
+        if operation.kind != "push":
+            return True
+        oldest = (self._unanswered[shard] for shard in flight.shards)
+        return all(len(pushes) <= WINDOW or operation.sequence in pushes[:WINDOW] for pushes in oldest)
+
+    def _open_flights(self) -> Iterator[tuple[Operation[V], Flight]]:
+        for operation in self.operations.values():
+            for flight in operation.flights.values():
+                if flight.open:
+                    yield operation, flight
+
+    def _resend(self, now_s: float) -> Instructions[V]:
+        """What has waited too long goes again, earlier sequences first."""
+        due = [(o, f) for o, f in self._open_flights() if f.sent and f.due_s <= now_s]
+        return [instruction for operation, flight in due for instruction in self._launch(operation, flight, now_s)]
+
+    def _launch(self, operation: Operation[V], flight: Flight, now_s: float) -> Instructions[V]:
+        assert self.table is not None
+        wait_s = min(self.options.resend_s * 2**flight.tries, self.options.resend_most_s)
+        flight.sent, flight.tries, flight.due_s = True, flight.tries + 1, now_s + wait_s
+        share = next((s for s in self._shares(operation) if s.server == flight.server), None)
+        values = [operation.values[i] for i in share.pieces] if share is not None and operation.values else []
+        message = self._request(operation, flight, share.name if share else b"", share.parts if share else ())
+        return [Send(self.table.servers[flight.server], message, values)]
+
+    def _request(self, operation: Operation[V], flight: Flight, name: bytes, parts: tuple[Part, ...]) -> Request:
+        assert self.table is not None
+        head = (self.table.epoch, self.client, self.incarnation, operation.sequence)
+        known = (flight.server, name) in self._known_layouts
+        after = self._after(operation, flight)
+        decree = self.decree.number if self.decree and operation.round else 0
+        match operation.kind:
+            case "init":
+                assert operation.spec is not None
+                return Init(*head, operation.spec, parts)
+            case "push":
+                return Push(
+                    *head, name, () if known else parts, after, operation.round, self.worker, operation.weight,
+                    operation.wants_values, decree,
+                )  # fmt: skip
+            case "pull":
+                least = self._at_least(operation, flight)
+                return Pull(*head, name, () if known else parts, after, operation.round, self.worker, least, decree)
+            case "configure":
+                key = operation.layout.keys[0]
+                return Configure(*head, key, operation.changes, flight.shards, after, operation.from_round)
+            case "keys":
+                return Keys(*head, operation.prefix)
+
+    def _after(self, operation: Operation[V], flight: Flight) -> tuple[int, ...]:
+        """For each shard the latest unanswered push before this operation."""
+        found = tuple(
+            max((s for s in self._unanswered.get(shard, ()) if s < operation.sequence), default=0)
+            for shard in flight.shards
+        )
+        return found if any(found) else ()
+
+    def _at_least(self, operation: Operation[V], flight: Flight) -> tuple[Version, ...]:
+        """What the user asked for, and what was seen before the table changed; within an epoch a shard only goes on."""
+        assert self.table is not None
+        least = []
+        for shard in flight.shards:
+            seen = operation.required[shard]
+            asked = operation.asked.get(shard, Version())
+            least.append(asked if seen.epoch == self.table.epoch else max(seen, asked))
+        return tuple(least) if any(version != Version() for version in least) else ()
+
+    def _shares(self, operation: Operation[V]) -> tuple[Share, ...]:
+        assert self.table is not None
+        return operation.layout.shares(self.table)
+
+    def _server_index(self, name: str) -> int | None:
+        servers = self.table.servers if self.table else ()
+        return next((i for i, server in enumerate(servers) if server.name == name), None)
+
+    # --- membership ---
+
+    def _join(self) -> Join:
+        return Join(
+            "client" if self.worker == NO_WORKER else "worker",
+            self.client,
+            self.incarnation,
+            worker=self.worker,
+            expected=self.expected,
+        )
+
+    def _beat(self) -> Beat:
+        term, epoch = (self.table.term, self.table.epoch) if self.table else (0, 0)
+        return Beat(self.client, self.incarnation, term, epoch, self.decree.number if self.decree else 0)
+
+    def _take_decree(self, decree: Decree) -> Instructions[V]:
+        self.decree = decree
+        mine = [m for m in decree.members if (m.client, m.incarnation) == (self.client, self.incarnation)]
+        if mine and self.member is None:
+            self.member = mine[0]
+            self.step = self.member.from_round
+        if not mine and self.member is not None:
+            return self._expel(
+                f"worker {self.worker} is no longer in the rounds: its lease ran out or it left; connect again"
+            )
+        return []
+
+    def _expel(self, text: str) -> Instructions[V]:
+        """This worker is out: what it still waits for in rounds will never come."""
+        self.expelled = text
+        waiting = [operation for operation in self.operations.values() if operation.round]
+        done: Instructions[V] = []
+        for operation in waiting:
+            done += self._finish(operation, Refused(operation.sequence, -1, "not_member", text))
+        return done

@@ -1,0 +1,424 @@
+"""One shard: pure. It admits, waits, accumulates, updates and answers; it knows no clock, socket or thread.
+
+`handle(event)` returns what to send, in order. host.py cuts a server's requests into the events below; the shell
+(server.py) delivers the answers to the connection that the client has now. Nothing is ever acknowledged on receipt:
+`Pushed` leaves `_settle`, after the update. That is the place where a replica's word will be waited for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from gradtide.errors import ConfigError
+from gradtide.store.arithmetic import Arithmetic, Contribution
+from gradtide.store.filter import Filter, Verdict
+from gradtide.store.messages import (
+    Configure,
+    Decree,
+    Init,
+    Initialised,
+    Member,
+    Noted,
+    Part,
+    Piece,
+    Propose,
+    Pull,
+    Pulled,
+    Push,
+    Pushed,
+    Refused,
+    Reply,
+    Version,
+)
+from gradtide.store.refusals import (
+    REMEMBERED,
+    TEXTS,
+    Refusal,
+    ahead,
+    beyond_block,
+    change_too_late,
+    change_without_rounds,
+    differs,
+    not_a_number,
+    not_member,
+    other_values,
+    stale,
+    unknown_key,
+    wrong_size,
+)
+from gradtide.store.rounds import Block
+
+__all__ = ["Answer", "ConfigurePart", "Forget", "InitPart", "PullPart", "PushPart", "Shard", "ShardEvent"]
+
+V = TypeVar("V")
+
+# A newcomer's first round is this far beyond what anybody has begun here, so that those who run wait for no decree.
+JOIN_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class InitPart(Generic[V]):
+    """The blocks of an Init that are this shard's."""
+
+    request: Init
+    part: Part
+    values: Sequence[V]
+
+
+@dataclass(frozen=True, slots=True)
+class PushPart(Generic[V]):
+    """The pieces of a Push that are this shard's; the shard keeps `values` until they are applied."""
+
+    request: Push
+    part: Part
+    after: int
+    values: Sequence[V]
+
+
+@dataclass(frozen=True, slots=True)
+class PullPart:
+    """The pieces of a Pull that are this shard's."""
+
+    request: Pull
+    part: Part
+    after: int
+    at_least: Version
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurePart:
+    """A Configure that touches this shard."""
+
+    request: Configure
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """A client is gone for good: its answers may go, and it is refused should it come back."""
+
+    client: str
+    incarnation: int
+
+
+ShardEvent = InitPart[V] | PushPart[V] | PullPart | ConfigurePart | Decree | Forget
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[V]):
+    """Send `message`, followed by `values`, to a client."""
+
+    client: str
+    message: Reply
+    values: tuple[V, ...] = ()
+
+
+@dataclass(slots=True)
+class Shard(Generic[V]):
+    """The state of one shard. All of it: what is here replicates, moves and is checkpointed together."""
+
+    number: int
+    arithmetic: Arithmetic[V]
+    version: Version = field(default_factory=Version)
+    blocks: dict[tuple[str, int], Block[V]] = field(default_factory=dict)
+    filter: Filter = field(default_factory=Filter)
+    decree: int = 0
+    members: dict[int, Member] = field(default_factory=dict)
+    promised: int = 0  # the decree that is awaited before rounds from `ceiling` on may close
+    ceiling: int | None = None
+    waiting_bytes: int = 0  # contributions of open rounds: what backpressure counts
+    waiting_pushes: list[PushPart[V]] = field(default_factory=list)
+    waiting_pulls: dict[tuple[str, int], PullPart] = field(default_factory=dict)
+
+    def handle(self, event: ShardEvent[V]) -> list[Answer[V]]:
+        """Take one event; returns what to send."""
+        match event:
+            case PushPart():
+                return self._push(event)
+            case PullPart():
+                return self._pull(event)
+            case InitPart():
+                return self._init(event)
+            case ConfigurePart():
+                return self._configure(event)
+            case Decree():
+                return self._take_decree(event)
+            case Forget():
+                return self._forget(event)
+
+    def promise(self, proposal: Propose) -> int:
+        """A round that is not closed here, and will not be before the proposed decree is known."""
+        begun = max((block.begun for block in self.blocks.values()), default=0)
+        first = 1 if begun == 0 else begun + 1 + JOIN_AHEAD
+        if proposal.number > self.decree:
+            self.promised = max(self.promised, proposal.number)
+            self.ceiling = first if self.ceiling is None else min(self.ceiling, first)
+        return first
+
+    def adopt_epoch(self, epoch: int) -> None:
+        """The table has changed and this shard is still here: versions go on in the new epoch."""
+        self.version = Version(epoch, self.version.sequence)
+
+    # --- init ---
+
+    def _init(self, event: InitPart[V]) -> list[Answer[V]]:
+        request = event.request
+        try:
+            fresh = [
+                self._make(request, piece, value) for piece, value in zip(event.part.pieces, event.values, strict=True)
+            ]
+        except Refusal as refusal:
+            return [self._refuse(request, refusal)]
+        for piece, block in zip(event.part.pieces, fresh, strict=True):
+            if block is not None:
+                self.blocks[piece.key, piece.block] = block
+        return [Answer(request.client, Initialised(request.sequence, self.number, self.version))]
+
+    def _make(self, request: Init, piece: Piece, value: V) -> Block[V] | None:
+        """A new block; None when it is there already, with the same spec and the same initial value."""
+        digest = self.arithmetic.digest(value)
+        known = self.blocks.get((piece.key, piece.block))
+        if known is None:
+            try:
+                state = self.arithmetic.create(request.spec, value)
+            except ConfigError as error:
+                raise Refusal("rule", str(error)) from error
+            return Block(request.spec, self.arithmetic.count(value), piece.size_bytes, digest, state)
+        if known.spec != request.spec:
+            raise differs(known.spec, request.spec, request.client)
+        if known.digest != digest:
+            raise other_values(piece.key, request.client)
+        return None
+
+    # --- push and configure ---
+
+    def _push(self, event: PushPart[V]) -> list[Answer[V]]:
+        request = event.request
+        verdict = self._judge(request, event.after, request.decree)
+        if verdict == "answered":
+            return [self._repeat(event)]
+        if verdict == "waits":
+            return [Answer(request.client, Noted(request.sequence, self.number))]
+        if verdict != "new":
+            return [self._refuse(request, Refusal(verdict, TEXTS[verdict]))]
+        try:
+            self._check_push(event)
+        except Refusal as refusal:
+            return [self._refuse(request, refusal)]
+        self.filter.admit(request.client, request.incarnation, request.sequence)
+        self.waiting_pushes.append(event)
+        answers = self._progress(self._accumulate(event))
+        if self.waiting_pushes and self.waiting_pushes[-1] is event:
+            answers.append(Answer(request.client, Noted(request.sequence, self.number)))
+        return answers
+
+    def _judge(self, request: Push | Configure, after: int, decree: int) -> Verdict:
+        verdict = self.filter.judge(request.client, request.incarnation, request.sequence, after)
+        return "early" if verdict == "new" and decree > self.decree else verdict
+
+    def _repeat(self, event: PushPart[V]) -> Answer[V]:
+        """The original answer once more; the values, when it wanted some, are today's, which are never older."""
+        request = event.request
+        answer = self.filter.answer(request.client, request.sequence)
+        wants = request.pull and isinstance(answer, Pushed)
+        return Answer(request.client, answer, self._values(event.part) if wants else ())
+
+    def _check_push(self, event: PushPart[V]) -> None:
+        for piece, value in zip(event.part.pieces, event.values, strict=True):
+            block = self._find(piece, event.request.client)
+            if piece.start or piece.count != block.elements:
+                raise wrong_size(piece, block.elements, event.request.client)
+            if block.spec.reject_nan and self.arithmetic.has_nan(value):
+                raise not_a_number(piece.key, event.request.client)
+            if block.spec.delay is not None:
+                self._check_slot(block, event.request)
+
+    def _check_slot(self, block: Block[V], request: Push) -> None:
+        """May this worker push to this block for this round?"""
+        member = self._membership(request)
+        closed = request.round <= block.closed and not block.has_counted(request.round, request.worker)
+        if request.round < max(1, member.from_round) or closed:
+            raise stale(block.spec.key, block.closed, request, member)
+        if block.is_too_early(request.round):
+            raise ahead(block.spec.key, block.closed, request)
+
+    def _membership(self, request: Push | Pull) -> Member:
+        member = self.members.get(request.worker)
+        if member is None or (member.client, member.incarnation) != (request.client, request.incarnation):
+            raise not_member(request.client, request.worker)
+        return member
+
+    def _accumulate(self, event: PushPart[V]) -> list[Block[V]]:
+        """Apply what is async, and put the rest into its slots; returns the blocks that may now close a round."""
+        request, touched, applied = event.request, list[Block[V]](), False
+        for piece, value in zip(event.part.pieces, event.values, strict=True):
+            block = self.blocks[piece.key, piece.block]
+            contribution = Contribution(request.weight, value)
+            if block.spec.delay is None:
+                block.state.apply(block.state.combine([contribution]))
+                applied = True
+            elif request.round > block.closed:
+                self.waiting_bytes += block.contribute(request.round, request.worker, contribution)
+                touched.append(block)
+        if applied:
+            self._count_updates(1)
+        return touched
+
+    def _configure(self, event: ConfigurePart) -> list[Answer[V]]:
+        request = event.request
+        verdict = self._judge(request, event.after, 0)
+        if verdict == "answered":
+            return [Answer(request.client, self.filter.answer(request.client, request.sequence))]
+        if verdict != "new":
+            assert verdict != "waits"
+            return [self._refuse(request, Refusal(verdict, TEXTS[verdict]))]
+        blocks = [block for (key, _), block in self.blocks.items() if key == request.key]
+        try:
+            for block in blocks:
+                _check_change(block, request)
+            if not blocks:
+                raise unknown_key(request.key, request.client)
+        except Refusal as refusal:
+            return [self._refuse(request, refusal)]
+        for block in blocks:
+            block.configure(request.changes, request.from_round)
+        self.filter.admit(request.client, request.incarnation, request.sequence)
+        answer = Pushed(request.sequence, self.number, self.version)
+        self.filter.settle(request.client, request.incarnation, answer)
+        return [Answer(request.client, answer)]
+
+    # --- pull ---
+
+    def _pull(self, event: PullPart) -> list[Answer[V]]:
+        request = event.request
+        if not self.filter.is_current(request.client, request.incarnation):
+            return [self._refuse(request, Refusal("incarnation", TEXTS["incarnation"]))]
+        self.waiting_pulls[request.client, request.sequence] = event
+        return self._progress([])
+
+    def _attend(self, event: PullPart) -> tuple[Answer[V] | None, list[Block[V]]]:
+        """Answer a pull if its time has come; also the blocks that it lets go on, by saying how far its worker is."""
+        request = event.request
+        unseen = not self.filter.has_seen(request.client, request.incarnation, event.after)
+        if unseen or request.decree > self.decree:
+            return None, []
+        try:
+            blocks = [self._find(piece, request.client) for piece in event.part.pieces]
+            touched = self._come_by(request, blocks)
+        except Refusal as refusal:
+            return self._refuse(request, refusal), []
+        if self.version < event.at_least or not all(block.may_start(request.round) for block in blocks):
+            return None, touched
+        reply = Pulled(request.sequence, self.number, self.version, *_progress_of(blocks, request.round))
+        return Answer(request.client, reply, self._values(event.part)), touched
+
+    def _come_by(self, request: Pull, blocks: list[Block[V]]) -> list[Block[V]]:
+        if request.round == 0:
+            return []
+        in_rounds = [block for block in blocks if block.spec.delay is not None]
+        if in_rounds:
+            self._membership(request)
+        return [block for block in in_rounds if block.come_by(request.worker, request.round - 1)]
+
+    # --- what all share ---
+
+    def _forget(self, event: Forget) -> list[Answer[V]]:
+        if event.client in self.filter.records:
+            self.filter.forget(event.client, event.incarnation)
+        self.waiting_pulls = {name: pull for name, pull in self.waiting_pulls.items() if name[0] != event.client}
+        return []
+
+    def _take_decree(self, decree: Decree) -> list[Answer[V]]:
+        if decree.number <= self.decree:
+            return []
+        self.decree = decree.number
+        self.members = {member.worker: member for member in decree.members}
+        if decree.number >= self.promised:
+            self.ceiling = None
+        for block in self.blocks.values():
+            block.retain(self.members)
+        return self._progress([block for block in self.blocks.values() if block.spec.delay is not None])
+
+    def _progress(self, touched: list[Block[V]]) -> list[Answer[V]]:
+        """Close what can close, then answer who waited for it; a pull may let further rounds close."""
+        answers: list[Answer[V]] = []
+        while True:
+            for block in touched:
+                updates, freed = block.close_ready(self.members, self.ceiling)
+                self._count_updates(updates)
+                self.waiting_bytes -= freed
+            answers += self._settle()
+            touched = []
+            for name, event in list(self.waiting_pulls.items()):
+                answer, released = self._attend(event)
+                touched += released
+                if answer is not None:
+                    del self.waiting_pulls[name]
+                    answers.append(answer)
+            if not touched:
+                return answers
+
+    def _settle(self) -> list[Answer[V]]:
+        """Acknowledge the pushes that are in the value now."""
+        answers: list[Answer[V]] = []
+        waiting: list[PushPart[V]] = []
+        for event in self.waiting_pushes:
+            request = event.request
+            blocks = [self.blocks[piece.key, piece.block] for piece in event.part.pieces]
+            if any(block.spec.delay is not None and block.closed < request.round for block in blocks):
+                waiting.append(event)
+                continue
+            round_, staleness = _progress_of(blocks, request.round)
+            pushed = Pushed(request.sequence, self.number, self.version, round_, staleness=staleness)
+            self.filter.settle(request.client, request.incarnation, pushed)
+            answers.append(Answer(request.client, pushed, self._values(event.part) if request.pull else ()))
+        self.waiting_pushes = waiting
+        return answers
+
+    def _count_updates(self, updates: int) -> None:
+        if updates:
+            self.version = Version(self.version.epoch, self.version.sequence + updates)
+
+    def _values(self, part: Part) -> tuple[V, ...]:
+        return tuple(self._value(piece) for piece in part.pieces)
+
+    def _value(self, piece: Piece) -> V:
+        block = self.blocks[piece.key, piece.block]
+        value = block.state.value()
+        whole = piece.start == 0 and piece.count == block.elements
+        return value if whole else self.arithmetic.part(value, piece.start, piece.count)
+
+    def _find(self, piece: Piece, client: str) -> Block[V]:
+        block = self.blocks.get((piece.key, piece.block))
+        if block is None:
+            raise unknown_key(piece.key, client)
+        if piece.start + piece.count > block.elements:
+            raise beyond_block(piece, block.elements, client)
+        return block
+
+    def _refuse(self, request: Init | Push | Pull | Configure, refusal: Refusal) -> Answer[V]:
+        """Say no. A final no to a push or a change is remembered like any other answer."""
+        answer = Refused(request.sequence, self.number, refusal.reason, refusal.text, self.version.epoch)
+        if isinstance(request, Push | Configure) and refusal.reason in REMEMBERED:
+            self.filter.admit(request.client, request.incarnation, request.sequence)
+            self.filter.settle(request.client, request.incarnation, answer)
+        return Answer(request.client, answer)
+
+
+def _check_change(block: Block[V], request: Configure) -> None:
+    """Could this block's rule be changed so?"""
+    try:
+        block.state.check(request.changes)
+    except ConfigError as error:
+        raise Refusal("rule", str(error)) from error
+    if request.from_round and block.spec.delay is None:
+        raise change_without_rounds(request.key)
+    if 0 < request.from_round <= block.closed:
+        raise change_too_late(block.closed, request)
+
+
+def _progress_of(blocks: list[Block[V]], step: int) -> tuple[int, int]:
+    """The last round that is closed on all of them, and how many before `step` are missing on one."""
+    in_rounds = [block.closed for block in blocks if block.spec.delay is not None]
+    closed = min(in_rounds, default=0)
+    return closed, max(0, step - 1 - closed) if in_rounds and step else 0

@@ -1,0 +1,241 @@
+"""What happened in a run, as clients saw it, and whether the store kept its promises.
+
+The checker knows nothing of shards, filters or sessions: it compares what clients asked and were answered with a
+simple model. Of the servers it looks at the final values only, and at who was counted in each round.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from gradtide.store.messages import KeySpec
+from gradtide.testing.numbers import digits, fold, fold_round
+
+__all__ = ["Final", "History", "Operated", "Violation", "check"]
+
+Place = tuple[str, int]  # key, block
+
+
+@dataclass(slots=True)
+class Operated:
+    """One operation of a client, from asking to answer."""
+
+    client: str
+    worker: int
+    sequence: int
+    kind: str
+    asked_s: float
+    places: tuple[Place, ...]
+    round: int = 0
+    weight: float = 1.0
+    pushed: dict[Place, int] = field(default_factory=dict)
+    digit: int = -1  # which digit of the sums this push is
+    done_s: float | None = None
+    refused: str = ""
+    values: dict[Place, int] = field(default_factory=dict)
+    staleness: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """A block at the end of a run."""
+
+    spec: KeySpec
+    value: int
+    closed: int
+    counted: Mapping[int, frozenset[int]]
+
+
+@dataclass(slots=True)
+class History:
+    """All operations in the order they were asked, and what the run was told to do."""
+
+    operations: list[Operated] = field(default_factory=list)
+    joined: dict[int, int] = field(default_factory=dict)  # worker -> its first round
+    left: dict[int, float] = field(default_factory=dict)  # worker -> when it left or was killed
+    rates: dict[str, tuple[int, int, Operated]] = field(default_factory=dict)  # key -> (from round, rate, who asked)
+    finals: dict[Place, Final] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """The same for the same history only."""
+        text = repr((self.operations, sorted(self.joined.items()), sorted(self.left.items()), sorted(self.finals)))
+        finals = repr([(place, final.value, final.closed) for place, final in sorted(self.finals.items())])
+        return blake2b((text + finals).encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken."""
+
+    promise: str
+    text: str
+
+
+def check(history: History) -> list[Violation]:
+    """Every promise that this history breaks."""
+    found: list[Violation] = []
+    for place, final in sorted(history.finals.items()):
+        operations = [o for o in history.operations if place in o.places]
+        if final.spec.delay is not None:
+            found += _check_rounds(history, place, final, operations)
+        elif final.spec.update.name == "add":
+            found += _check_sums(place, final, operations)
+        else:
+            found += _check_last(place, final, operations)
+    return found
+
+
+# --- async ---
+
+
+def _check_sums(place: Place, final: Final, operations: list[Operated]) -> Iterable[Violation]:
+    pushes = {o.digit: o for o in operations if o.kind == "push"}
+    count = 1 + max(pushes, default=-1)
+    inside = digits(final.value, count)
+    for digit, push in pushes.items():
+        if inside[digit] > 1:
+            yield Violation("exactly once", f"{_name(push)} is {inside[digit]} times in {place}")
+        if push.done_s is not None and not push.refused and inside[digit] == 0:
+            yield Violation("exactly once", f"{_name(push)} was acknowledged and is not in {place}")
+    reads = [o for o in operations if place in o.values]
+    for read in reads:
+        yield from _check_read(place, read, digits(read.values[place], count), pushes, reads, count)
+
+
+def _check_read(
+    place: Place, read: Operated, inside: list[int], pushes: dict[int, Operated], reads: list[Operated], count: int
+) -> Iterable[Violation]:
+    """One read of a sum: own writes in it, in order, and nothing gone that an earlier read had."""
+    for digit, push in pushes.items():
+        own = push.client == read.client and push.sequence <= read.sequence and not push.refused
+        if own and inside[digit] == 0:
+            yield Violation("reads own writes", f"{_name(read)} of {place} misses {_name(push)}")
+        if push.asked_s > (read.done_s or 0.0) and inside[digit]:
+            yield Violation("order", f"{_name(read)} of {place} has {_name(push)} before it was pushed")
+    yield from _check_prefix(place, read, inside, pushes)
+    for earlier in reads:
+        before = earlier.client == read.client and earlier.done_s is not None and earlier.done_s < read.asked_s
+        if before and any(a > b for a, b in zip(digits(earlier.values[place], count), inside, strict=True)):
+            yield Violation("monotonic reads", f"{_name(read)} of {place} is older than {_name(earlier)}")
+
+
+def _check_prefix(place: Place, read: Operated, inside: list[int], pushes: dict[int, Operated]) -> Iterable[Violation]:
+    """Of each client's pushes a value holds the first few: nobody's words are turned around."""
+    missing: dict[str, Operated] = {}
+    for digit, push in sorted(pushes.items(), key=lambda item: item[1].sequence):
+        if push.refused:
+            continue
+        if inside[digit] == 0:
+            missing.setdefault(push.client, push)
+        elif push.client in missing:
+            yield Violation(
+                "order", f"{_name(read)} of {place} has {_name(push)} but not {_name(missing[push.client])}"
+            )
+
+
+def _check_last(place: Place, final: Final, operations: list[Operated]) -> Iterable[Violation]:
+    """The final value is the last push of somebody, not an earlier one that came late."""
+    last: dict[str, Operated] = {}
+    for push in operations:
+        if push.kind == "push" and not push.refused:
+            last[push.client] = push
+    possible = {push.pushed[place] for push in last.values()}
+    if last and final.value not in possible:
+        yield Violation("order", f"{place} ends as {final.value}, which is nobody's last push: {sorted(possible)}")
+
+
+# --- rounds ---
+
+
+def _check_rounds(history: History, place: Place, final: Final, operations: list[Operated]) -> Iterable[Violation]:
+    slots: dict[int, dict[int, Operated]] = {}
+    for push in operations:
+        if push.kind == "push":
+            slots.setdefault(push.round, {}).setdefault(push.worker, push)
+    yield from _check_counted(history, place, final, slots)
+    values = _likely_reference(history, place, final, slots)
+    if final.value != values[final.closed]:
+        yield Violation(
+            "deterministic rounds", f"{place} ends as {final.value}, the reference as {values[final.closed]}"
+        )
+    delay = final.spec.delay or 0
+    for read in operations:
+        if place in read.values and read.worker >= 0:
+            yield from _check_step(place, read, values, delay)
+    for rounds in slots.values():
+        for push in rounds.values():
+            if push.done_s is not None and not push.refused:
+                yield from _check_ack(history, place, push, slots)
+
+
+def _check_counted(
+    history: History, place: Place, final: Final, slots: dict[int, dict[int, Operated]]
+) -> Iterable[Violation]:
+    """Who pushed is counted, once; only of those who left some may be missing (a goer never learns which)."""
+    for round_ in range(1, final.closed + 1):
+        pushed = set(slots.get(round_, {}))
+        counted = final.counted.get(round_, frozenset())
+        if not counted <= pushed:
+            yield Violation(
+                "exactly once", f"round {round_} of {place} counts {sorted(counted - pushed)}, who pushed nothing"
+            )
+        for worker in sorted(pushed - counted):
+            push = slots[round_][worker]
+            if worker not in history.left or (push.done_s is not None and not push.refused):
+                yield Violation("exactly once", f"{_name(push)} is not in round {round_} of {place}")
+
+
+def _likely_reference(
+    history: History, place: Place, final: Final, slots: dict[int, dict[int, Operated]]
+) -> dict[int, int]:
+    """The reference; where a change of rate was never acknowledged, with or without it, as the block has it."""
+    from_round, rate, asked = history.rates.get(place[0], (0, 1, None))
+    changed = _reference(final, place, slots, from_round, rate)
+    if asked is None or asked.done_s is not None or changed[final.closed] == final.value:
+        return changed
+    return _reference(final, place, slots, 0, 1)
+
+
+def _reference(
+    final: Final, place: Place, slots: dict[int, dict[int, Operated]], from_round: int, rate: int
+) -> dict[int, int]:
+    """The value after each round, computed one after the other by one pair of hands."""
+    value, values = 0, {0: 0}
+    for round_ in range(1, final.closed + 1):
+        counted = final.counted.get(round_, frozenset())
+        pushes = [slots[round_][w] for w in sorted(counted) if w in slots.get(round_, {})]
+        if pushes:
+            combined = fold([(push.weight, push.pushed[place]) for push in pushes])
+            value = fold_round(value, combined, rate if round_ >= from_round else 1)
+        values[round_] = value
+    return values
+
+
+def _check_step(place: Place, read: Operated, values: dict[int, int], delay: int) -> Iterable[Violation]:
+    """A step starts with the value after a round that its delay allows."""
+    first = max(0, read.round - 1 - delay)
+    if read.kind == "push":  # the values that came with the answer: its own round is in them
+        first = read.round
+    allowed = [values[round_] for round_ in range(first, max(values) + 1)]
+    if read.values[place] not in allowed:
+        rounds = [round_ for round_, value in values.items() if value == read.values[place]]
+        yield Violation(
+            "bound", f"{_name(read)} of {place} began step {read.round} with the value after round {rounds}"
+        )
+
+
+def _check_ack(
+    history: History, place: Place, push: Operated, slots: dict[int, dict[int, Operated]]
+) -> Iterable[Violation]:
+    """A push is acknowledged only when everybody who is waited for has come by."""
+    for worker, first in history.joined.items():
+        other = slots.get(push.round, {}).get(worker)
+        gone = worker in history.left and history.left[worker] <= (push.done_s or 0.0)
+        if first <= push.round and not gone and (other is None or other.asked_s > (push.done_s or 0.0)):
+            yield Violation(
+                "ack", f"{_name(push)} to {place} was acknowledged before worker {worker} pushed round {push.round}"
+            )
+
+
+def _name(operation: Operated) -> str:
+    return f"{operation.kind} {operation.sequence} of {operation.client}"

@@ -1,0 +1,54 @@
+"""A network that delays, reorders, drops, duplicates and cuts, by a seed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from gradtide.testing.clock import VirtualClock
+
+__all__ = ["Faults", "Network"]
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How bad the network is, until `heals_s`; afterwards it only delays."""
+
+    drop: float = 0.0  # probability that a message is lost
+    duplicate: float = 0.0  # probability that it comes twice
+    mean_delay_s: float = 0.005
+    cut: float = 0.0  # probability, at each message, that its pair of ends is cut
+    cut_s: float = 0.5
+    heals_s: float = 4.0
+
+
+class Network:
+    """Carries messages between named ends. Each delay is drawn anew, so messages overtake each other."""
+
+    def __init__(self, clock: VirtualClock, random: Random, faults: Faults) -> None:
+        self.clock = clock
+        self.random = random
+        self.faults = faults
+        self.on_cut: Callable[[str, str], None] = lambda source, target: None
+        self._cut_until_s: dict[frozenset[str], float] = {}
+
+    def send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
+        """Call `deliver` at the other end some time, or never, or twice."""
+        faults, draw = self.faults, self.random.random
+        if self.clock.now_s >= faults.heals_s:
+            self.clock.after(self._delay_s(), deliver)
+            return
+        pair = frozenset((source, target))
+        if self.clock.now_s < self._cut_until_s.get(pair, 0.0):
+            return
+        if faults.cut and draw() < faults.cut:
+            self._cut_until_s[pair] = self.clock.now_s + draw() * faults.cut_s
+            self.on_cut(source, target)
+            return
+        if draw() < faults.drop:
+            return
+        self.clock.after(self._delay_s(), deliver)
+        if draw() < faults.duplicate:
+            self.clock.after(self._delay_s() * 4, deliver)
+
+    def _delay_s(self) -> float:
+        return self.random.expovariate(1.0 / self.faults.mean_delay_s)

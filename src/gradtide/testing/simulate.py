@@ -1,0 +1,190 @@
+"""Runs the store's three machines in one process, on a virtual clock and a bad network, by a seed.
+
+python -m gradtide.testing.simulate --seed 17              one seed, with what it did
+python -m gradtide.testing.simulate --seeds 20000          many, until the first that breaks a promise
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from gradtide.store.membership import Membership
+from gradtide.store.session import Session, SessionOptions
+from gradtide.testing.actors import ClientActor, CoordinatorActor, HostActor, World
+from gradtide.testing.clock import VirtualClock
+from gradtide.testing.history import Final, History, Violation, check
+from gradtide.testing.network import Faults, Network
+from gradtide.testing.numbers import Number
+from gradtide.testing.scripts import WorkerPlan, client_script, round_specs, worker_script
+
+__all__ = ["Outcome", "Scenario", "main", "run_scenario", "run_seed", "run_seeds", "scenario_of"]
+
+LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything about a run, but for chance."""
+
+    seed: int  # of the network
+    script_seed: int  # of what clients do
+    servers: int
+    workers: int
+    clients: int
+    delay: int
+    rounds: int
+    operations: int  # of each client
+    faults: Faults
+    slow_s: float = 0.02
+    newcomer: bool = False  # one more worker, later
+    goer: str = ""  # "leaves" or "dies": what the last worker does half way
+    configures: bool = False
+    credit_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run showed."""
+
+    scenario: Scenario
+    history: History
+    violations: tuple[Violation, ...]
+    events: int
+    digest: str
+
+
+def scenario_of(seed: int) -> Scenario:
+    """A scenario, drawn by the seed."""
+    random = Random(seed)
+    workers = random.randrange(4)
+    faults = Faults(
+        drop=random.choice((0.0, 0.05, 0.3)),
+        duplicate=random.choice((0.0, 0.1, 0.3)),
+        mean_delay_s=random.choice((0.001, 0.01, 0.05)),
+        cut=random.choice((0.0, 0.0, 0.01)),
+        heals_s=random.choice((1.0, 3.0)),
+    )
+    return Scenario(
+        seed=seed,
+        script_seed=seed,
+        servers=1 + random.randrange(3),
+        workers=workers,
+        clients=random.randrange(0 if workers else 1, 3),
+        delay=random.choice((0, 0, 1, 4)),
+        rounds=2 + random.randrange(4),
+        operations=4 + random.randrange(8),
+        faults=faults,
+        newcomer=workers > 0 and random.random() < 0.3,
+        goer=random.choice(("", "", "leaves", "dies")) if workers > 1 else "",
+        configures=random.random() < 0.3,
+        credit_bytes=random.choice((1 << 20, 64 << 20)),
+    )
+
+
+def run_scenario(scenario: Scenario) -> Outcome:
+    """Run it to its end, and check what happened."""
+    clock, random = VirtualClock(), Random(scenario.seed)
+    world = World(clock, Network(clock, random, scenario.faults), random)
+    world.network.on_cut = lambda source, target: _notice_cut(world, source, target)
+    CoordinatorActor(world, Membership(lease_s=2.0))
+    for i in range(scenario.servers):
+        HostActor(world, f"server{i}", scenario.servers)
+    _start_clients(world, scenario)
+    ended = clock.run(lambda: all(client.at_rest for client in world.clients.values()), LIMIT_S)
+    world.history.finals = _finals(world)
+    violations = check(world.history)
+    if not ended:
+        stuck = [name for name, client in world.clients.items() if not client.at_rest]
+        violations.insert(0, Violation("progress", f"{', '.join(stuck)} still wait at {clock.now_s:.1f} s"))
+    return Outcome(scenario, world.history, tuple(violations), clock.events, world.history.digest())
+
+
+def _start_clients(world: World, scenario: Scenario) -> None:
+    options = SessionOptions(resend_s=0.2, resend_most_s=1.0, credit_bytes=scenario.credit_bytes)
+    for i in range(scenario.clients):
+        session: Session[Number] = Session(f"client{i}", 1, options=options)
+        ClientActor(world, session, client_script(scenario.script_seed * 31 + i, scenario.operations))
+    for i in range(scenario.workers):
+        member: Session[Number] = Session(f"worker{i}", 1, i, scenario.workers, options)
+        ClientActor(world, member, worker_script(_plan(scenario, i)))
+    if scenario.newcomer:
+        late: Session[Number] = Session("newcomer", 1, scenario.workers, 0, options)
+        plan = _plan(scenario, scenario.workers)
+        world.clock.after(0.5, lambda: _late(world, late, plan))
+
+
+def _late(world: World, session: Session[Number], plan: WorkerPlan) -> None:
+    ClientActor(world, session, worker_script(plan))
+
+
+def _plan(scenario: Scenario, worker: int) -> WorkerPlan:
+    goes = scenario.goer != "" and worker == scenario.workers - 1
+    return WorkerPlan(
+        seed=scenario.script_seed * 37 + worker,
+        specs=round_specs(scenario.delay),
+        last_round=scenario.rounds,
+        slow_s=scenario.slow_s,
+        configures_from=2 if scenario.configures and worker == 0 else 0,
+        goes_after=max(1, scenario.rounds // 2) if goes else 0,
+        says_goodbye=scenario.goer == "leaves",
+    )
+
+
+def _notice_cut(world: World, source: str, target: str) -> None:
+    """A client notices that its connection to a server broke."""
+    for client, server in ((source, target), (target, source)):
+        if client in world.clients and server in world.hosts:
+            world.clock.after(0.01, lambda c=client, s=server: world.clients[c].lost(s))  # type: ignore[misc]
+
+
+def _finals(world: World) -> dict[tuple[str, int], Final]:
+    return {
+        place: Final(block.spec, block.state.value().number, block.closed, dict(block.counted))
+        for actor in world.hosts.values()
+        for shard in actor.host.shards.values()
+        for place, block in shard.blocks.items()
+    }
+
+
+def run_seed(seed: int) -> Outcome:
+    """Run the scenario that a seed draws."""
+    return run_scenario(scenario_of(seed))
+
+
+def run_seeds(first: int, count: int, progress: Callable[[int], None] = lambda seed: None) -> Outcome | None:
+    """Run seeds in order; returns the first that broke a promise, or None."""
+    for seed in range(first, first + count):
+        outcome = run_seed(seed)
+        if outcome.violations:
+            return outcome
+        progress(seed)
+    return None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m gradtide.testing.simulate", description=__doc__)
+    parser.add_argument("--seed", type=int, help="run this seed alone, and say what it did")
+    parser.add_argument("--seeds", type=int, default=2000, help="how many seeds to run (default: 2000)")
+    parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
+    options = parser.parse_args(arguments)
+    write = sys.stdout.write
+    outcome = run_seed(options.seed) if options.seed is not None else run_seeds(options.first, options.seeds)
+    if outcome is None:
+        write(f"{options.seeds} seeds from {options.first} on: every promise kept\n")
+        return 0
+    if options.seed is not None:
+        for operated in outcome.history.operations:
+            write(f"{operated}\n")
+        write(f"{outcome.scenario}\n{outcome.events} events, history {outcome.digest}\n")
+    for violation in outcome.violations:
+        write(f"seed {outcome.scenario.seed} broke {violation.promise!r}: {violation.text}\n")
+    if outcome.violations and options.seed is None:
+        write(f"replay: python -m gradtide.testing.simulate --seed {outcome.scenario.seed}\n")
+    return 1 if outcome.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""One client, message by message."""
+
+from gradtide.store.filter import WINDOW
+from gradtide.store.messages import (
+    Configure,
+    Decree,
+    KeySpec,
+    Member,
+    Noted,
+    Pull,
+    Pulled,
+    Push,
+    Pushed,
+    Refused,
+    ServerEntry,
+    Table,
+    UpdateRule,
+    Version,
+)
+from gradtide.store.operations import Done, Send
+from gradtide.store.placement import SHARDS, block_elements, deal, shard_of
+from gradtide.store.session import Session, SessionOptions
+
+BIG = KeySpec("big", (2 * block_elements(8),), "int64", UpdateRule("add"))
+SMALL = KeySpec("small", (4,), "int64", UpdateRule("add"))
+SERVERS = tuple(ServerEntry(f"s{i}", f"host{i}", 1) for i in range(2))
+
+
+def session(worker: int = -1, **options: float) -> Session[str]:
+    made: Session[str] = Session("c", 1, worker, options=SessionOptions(resend_s=1.0, resend_most_s=8.0, **options))
+    made.hear(Table(1, 1, SERVERS, deal(2)), 0.0)
+    for spec in (BIG, SMALL):
+        made.learn(spec)
+    return made
+
+
+def sends(told: list) -> list[Send[str]]:
+    return [instruction for instruction in told if isinstance(instruction, Send)]
+
+
+def done(told: list) -> list[Done[str]]:
+    return [instruction for instruction in told if isinstance(instruction, Done)]
+
+
+def server_of(key: str, block: int = 0) -> str:
+    return f"s{shard_of(key, block) % 2}"
+
+
+def answer(made: Session[str], key: str, sequence: int, block: int = 0, version: int = 1, now_s: float = 0.0) -> list:
+    shard = shard_of(key, block)
+    return made.receive(server_of(key, block), Pushed(sequence, shard, Version(1, version)), (), now_s)
+
+
+def test_many_keys_are_one_request_a_server_and_the_layout_is_worked_out_once() -> None:
+    made = session()
+    layout = made.layout(("big", "small"))
+    assert made.layout(("big", "small")) is layout
+    _, told = made.push(layout, [piece.key + str(piece.block) for piece in layout.pieces], now_s=0.0)
+    assert sorted(send.server.name for send in sends(told)) == ["s0", "s1"]
+    for send in sends(told):
+        assert isinstance(send.message, Push)
+        named = [f"{piece.key}{piece.block}" for part in send.message.parts for piece in part.pieces]
+        assert named == list(send.values)
+        assert all(f"s{part.shard % 2}" == send.server.name for part in send.message.parts)
+
+
+def test_parts_travel_until_the_server_has_answered_and_again_when_it_forgot() -> None:
+    made = session()
+    layout = made.layout(("small",))
+    first, told = made.push(layout, ["a"], now_s=0.0)
+    assert sends(told)[0].message.parts
+    assert [d.refused for d in done(answer(made, "small", first))] == [None]
+    second, told = made.push(layout, ["b"], now_s=0.0)
+    assert sends(told)[0].message.parts == ()
+    again = made.receive(server_of("small"), Refused(second, -1, "layout"), (), 0.0)
+    assert sends(again)[0].message.parts == layout.parts
+    assert sends(again)[0].values == ["b"]
+
+
+def test_what_is_not_answered_goes_again_with_the_same_bytes_less_and_less_often() -> None:
+    made = session()
+    sequence, told = made.push(made.layout(("small",)), ["a"], now_s=0.0)
+    times = []
+    for tick in range(400):
+        for send in sends(made.tick(tick / 10)):
+            assert (send.message, send.values) == (sends(told)[0].message, ["a"])
+            times.append(tick / 10)
+    assert times == [1.0, 3.0, 7.0, 15.0, 23.0, 31.0, 39.0]
+    assert done(answer(made, "small", sequence)) != []
+    assert sends(made.tick(100.0)) == []
+
+
+def test_an_operation_is_done_when_every_shard_has_answered_once() -> None:
+    made = session()
+    sequence, _ = made.push(made.layout(("big",)), ["a", "b"], now_s=0.0)
+    assert done(answer(made, "big", sequence, 0)) == []
+    assert done(answer(made, "big", sequence, 0)) == []
+    finished = done(answer(made, "big", sequence, 1))
+    assert [d.sequence for d in finished] == [sequence]
+    assert set(finished[0].versions) == {shard_of("big", 0), shard_of("big", 1)}
+    assert done(answer(made, "big", sequence, 1)) == []
+
+
+def test_what_follows_names_the_unanswered_push_before_it() -> None:
+    made = session()
+    layout = made.layout(("small",))
+    first, _ = made.push(layout, ["a"], now_s=0.0)
+    second, told = made.push(layout, ["b"], now_s=0.0)
+    assert sends(told)[0].message.after == (first,)
+    _, told = made.pull(layout, now_s=0.0)
+    assert sends(told)[0].message.after == (second,)
+    _, told = made.configure("small", {"lr": 1.0}, 0, 0.0)
+    assert isinstance(sends(told)[0].message, Configure)
+    assert sends(told)[0].message.after == (second,)
+    answer(made, "small", first)
+    answer(made, "small", second)
+    _, told = made.pull(made.layout(("small",)), now_s=0.0)
+    assert sends(told)[0].message.after == (3 + 1,), "the change is still unanswered"
+
+
+def test_an_early_push_makes_the_one_before_it_go_again() -> None:
+    made = session()
+    layout = made.layout(("small",))
+    first, _ = made.push(layout, ["a"], now_s=0.0)
+    second, _ = made.push(layout, ["b"], now_s=0.0)
+    made.receive(server_of("small"), Refused(second, shard_of("small", 0), "early"), (), 0.1)
+    assert [send.message.sequence for send in sends(made.tick(0.4))] == [first, second]
+
+
+def test_credit_holds_back_what_the_server_has_not_taken_in() -> None:
+    made = session(credit_bytes=6 << 20)
+    spec = KeySpec("block", (block_elements(8),), "int64", UpdateRule("add"))
+    made.learn(spec)
+    layout = made.layout(("block",))
+    first, told = made.push(layout, ["a"], now_s=0.0)
+    assert len(sends(told)) == 1
+    second, told = made.push(layout, ["b"], now_s=0.0)
+    assert sends(told) == [], "8 MiB would be in flight"
+    noted = made.receive(server_of("block"), Noted(first, shard_of("block", 0)), (), 0.0)
+    assert [send.message.sequence for send in sends(noted)] == [second], "it is in; its answer may take a round"
+    assert first in made.operations
+
+
+def test_no_more_pushes_are_unanswered_than_a_shard_remembers() -> None:
+    made = session()
+    layout = made.layout(("small",))
+    sent = [len(sends(made.push(layout, ["a"], now_s=0.0)[1])) for _ in range(WINDOW + 2)]
+    assert sum(sent) == WINDOW
+    assert [send.message.sequence for send in sends(answer(made, "small", 1))] == [WINDOW + 1]
+
+
+def test_a_broken_connection_sends_again_in_order_with_the_layout() -> None:
+    made = session()
+    layout = made.layout(("small",))
+    for value in "abc":
+        sequence, _ = made.push(layout, [value], now_s=0.0)
+        if value == "a":
+            answer(made, "small", sequence)
+    again = sends(made.lost(server_of("small"), 0.5))
+    assert [send.values for send in again] == [["b"], ["c"]]
+    assert all(send.message.parts for send in again)
+
+
+def test_a_new_table_sends_what_is_unanswered_to_the_new_owner() -> None:
+    made = session()
+    sequence, _ = made.push(made.layout(("big",)), ["a", "b"], now_s=0.0)
+    answer(made, "big", sequence, 0)
+    told = made.receive(server_of("big", 1), Refused(sequence, -1, "epoch", epoch=2), (), 0.0)
+    assert sends(told) == []
+    assert len(told) == 1, "asks the coordinator"
+    moved = Table(1, 2, SERVERS, tuple(1 - owner for owner in deal(2)))
+    again = sends(made.hear(moved, 0.1))
+    assert [send.server.name for send in again] == [server_of("big", 0)]
+    assert again[0].message.epoch == 2
+    assert again[0].values == ["b"]
+
+
+def test_a_read_that_is_older_than_what_was_seen_is_not_taken() -> None:
+    made = session()
+    layout, shard = made.layout(("small",)), shard_of("small", 0)
+    pushed, _ = made.push(layout, ["a"], now_s=0.0)
+    answer(made, "small", pushed, version=7)
+    read, told = made.pull(layout, now_s=0.0)
+    assert sends(told)[0].message.at_least == (), "within an epoch a shard never goes back"
+    assert done(made.receive(server_of("small"), Pulled(read, shard, Version(1, 6)), ("old",), 0.0)) == []
+    finished = done(made.receive(server_of("small"), Pulled(read, shard, Version(1, 7)), ("new",), 0.0))
+    assert finished[0].values == {shard: ("new",)}
+    made.hear(Table(1, 2, SERVERS, deal(2)), 0.0)
+    _, told = made.pull(layout, now_s=0.0)
+    assert sends(told)[0].message.at_least == (Version(1, 7),), "after a change of table it must be said"
+
+
+def test_at_least_is_what_the_user_asked_for() -> None:
+    made = session()
+    _, told = made.pull(made.layout(("small",)), now_s=0.0, at_least={shard_of("small", 0): Version(1, 42)})
+    assert sends(told)[0].message.at_least == (Version(1, 42),)
+
+
+def test_a_worker_counts_its_steps() -> None:
+    made = session(worker=3)
+    assert not made.ready
+    for name in "ab":
+        made.learn(KeySpec(name, (4,), "int64", UpdateRule("add"), delay=0))
+    made.hear(Decree(1, 2, (Member(3, 5, "c", 1),)), 0.0)
+    assert made.ready
+
+    def push(name: str) -> int:
+        return sends(made.push(made.layout((name,)), ["x"], now_s=0.0)[1])[0].message.round
+
+    def pull(*names: str) -> int:
+        message = sends(made.pull(made.layout(names), now_s=0.0)[1])[0].message
+        assert isinstance(message, Pull)
+        return message.round
+
+    assert [pull("a", "b"), push("a"), push("b"), pull("a", "b")] == [5, 5, 5, 6]
+    assert [push("a"), push("a"), push("b")] == [6, 7, 7]
+    assert sends(made.push(made.layout(("small",)), ["x"], now_s=0.0)[1])[0].message.round == 0
+
+
+def test_a_worker_that_is_put_out_is_told_so() -> None:
+    made = session(worker=3)
+    made.learn(KeySpec("a", (4,), "int64", UpdateRule("add"), delay=0))
+    made.hear(Decree(1, 2, (Member(3, 1, "c", 1),)), 0.0)
+    made.push(made.layout(("a",)), ["x"], now_s=0.0)
+    made.push(made.layout(("small",)), ["x"], now_s=0.0)
+    finished = done(made.hear(Decree(1, 3, ()), 0.0))
+    assert [d.refused.reason for d in finished if d.refused] == ["not_member"]
+    assert "connect again" in made.expelled
+    assert len(made.operations) == 1, "the async push goes on"
+
+
+def test_a_refusal_ends_an_operation_with_its_text() -> None:
+    made = session()
+    sequence, _ = made.push(made.layout(("small",)), ["x"], now_s=0.0)
+    told = made.receive(
+        server_of("small"), Refused(sequence, shard_of("small", 0), "unknown_key", "no such key"), (), 0.0
+    )
+    assert done(told)[0].refused is not None
+    assert made.operations == {}
+
+
+def test_every_server_is_asked_for_its_keys() -> None:
+    made = session()
+    _, told = made.keys("", 0.0)
+    assert {send.server.name for send in sends(told)} == {"s0", "s1"}
+
+
+def test_ten_thousand_keys_are_still_one_request_a_server() -> None:
+    made = session()
+    names = tuple(f"k{i}" for i in range(10_000))
+    for name in names:
+        made.learn(KeySpec(name, (4,), "int64", UpdateRule("add")))
+    layout = made.layout(names)
+    assert len(layout.parts) <= SHARDS
+    _, told = made.push(layout, ["v"] * 10_000, now_s=0.0)
+    assert len(sends(told)) == 2
