@@ -87,16 +87,22 @@ def probe(
     processes: Annotated[int, typer.Option(help="How many processes to measure between.")] = 2,
     output: Annotated[Path | None, typer.Option(help="Write the topology to this TOML file.")] = None,
     seconds: Annotated[float, typer.Option(help="How long the transfers may take together.")] = 4.0,
+    job: Annotated[
+        bool,
+        typer.Option("--job", help="Between the ranks of the job that a launcher started: torchrun -m gradtide ..."),
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure latency and bandwidth between processes of this machine."""
+    """Measure latency and bandwidth between processes of this machine, or between the ranks of a job."""
     from gradtide.errors import ConfigError
     from gradtide.topology.files import write_topology
     from gradtide.topology.probe.machine import probe_machine
 
     if not 0 < seconds <= 600:
         raise ConfigError(f"--seconds must be above 0 and at most 600, not {seconds:g}")
-    topology = probe_machine(processes, budget_s=seconds)
+    topology = _probe_job(seconds) if job else probe_machine(processes, budget_s=seconds)
+    if topology is None:
+        return
     if output:
         write_topology(topology, output)
     if as_json:
@@ -105,6 +111,15 @@ def probe(
         _print_topology(topology)
         if output:
             typer.echo(f"written to {output}; try: gradtide plan {output} --size 16MB")
+
+
+def _probe_job(seconds: float) -> "Topology | None":
+    """Every rank takes part; the first one gets the result to show."""
+    from gradtide.collective import Group
+
+    with Group.from_environment() as group:
+        topology = group.probe(seconds)
+        return topology if group.rank == 0 else None
 
 
 def _rates(nvlink: str, pcie: str) -> "Rates":
