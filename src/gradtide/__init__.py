@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gradtide.collective import all_reduce
     from gradtide.parallel import DevicePool, find_devices, replicate, split_batch, train_batch
     from gradtide.schedule.plan import plan
+    from gradtide.store import Store, connect, local_servers, update
     from gradtide.train import evaluate, fit
 
 __version__ = "0.1.0"
@@ -17,27 +18,35 @@ __version__ = "0.1.0"
 # Where each public name lives.
 _EXPORTS = {
     "DevicePool": "gradtide.parallel",
+    "Store": "gradtide.store",
     "all_reduce": "gradtide.collective",
+    "connect": "gradtide.store",
     "evaluate": "gradtide.train",
     "find_devices": "gradtide.parallel",
     "fit": "gradtide.train",
+    "local_servers": "gradtide.store",
     "plan": "gradtide.schedule.plan",
     "replicate": "gradtide.parallel",
     "split_batch": "gradtide.parallel",
     "train_batch": "gradtide.parallel",
+    "update": "gradtide.store",
 }
 
 __all__ = [
     "DevicePool",
+    "Store",
     "__version__",
     "all_reduce",
+    "connect",
     "evaluate",
     "find_devices",
     "fit",
+    "local_servers",
     "plan",
     "replicate",
     "split_batch",
     "train_batch",
+    "update",
 ]
 
 

@@ -7,7 +7,14 @@
     ├── OutputError               a result can't be written where it was asked for
     ├── TopologyError             a description of links and devices is wrong
     ├── ScheduleError             a schedule would give a wrong result or never end
+    ├── StoreError                the store refuses what was asked
+    │   ├── NotMember             this worker is not, or no longer, in the rounds
+    │   ├── StaleGradient         the round that a push is for is closed
+    │   └── UnknownKey            nobody has initialised that key
     └── CommunicationError        ranks that should work together can't
+        ├── AuthenticationError   the other side does not know the secret, or is no gradtide
+        ├── Closed                you closed it
+        ├── FrameError            what came over a socket is no frame of gradtide
         ├── Mismatch              ranks asked for different things at the same time
         ├── PeerLost              a rank died or left
         └── PeerTimeout           a rank did not arrive by the deadline
@@ -17,17 +24,24 @@ exception is a bug in gradtide.
 """
 
 __all__ = [
+    "AuthenticationError",
+    "Closed",
     "CommunicationError",
     "ConfigError",
     "DataError",
     "DeviceError",
+    "FrameError",
     "GradtideError",
     "Mismatch",
+    "NotMember",
     "OutputError",
     "PeerLost",
     "PeerTimeout",
     "ScheduleError",
+    "StaleGradient",
+    "StoreError",
     "TopologyError",
+    "UnknownKey",
 ]
 
 
@@ -59,8 +73,36 @@ class ScheduleError(GradtideError):
     """A schedule would give a wrong result or never end."""
 
 
+class StoreError(GradtideError):
+    """The store refuses what was asked."""
+
+
+class NotMember(StoreError):
+    """This worker is not, or no longer, in the rounds."""
+
+
+class StaleGradient(StoreError):
+    """The round that a push is for is closed."""
+
+
+class UnknownKey(StoreError):
+    """Nobody has initialised that key."""
+
+
 class CommunicationError(GradtideError):
     """Ranks that should work together can't."""
+
+
+class AuthenticationError(CommunicationError):
+    """The other side does not know the secret, or is no gradtide."""
+
+
+class Closed(CommunicationError):
+    """You closed it."""
+
+
+class FrameError(CommunicationError):
+    """What came over a socket is no frame of gradtide."""
 
 
 class Mismatch(CommunicationError):

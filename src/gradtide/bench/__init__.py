@@ -7,4 +7,6 @@ train.py         gradtide against plain PyTorch, the textbook's loop and DDP ove
 train_peer.py    one of these, in a process of its own
 allreduce.py     collectives against Gloo, Open MPI and MPICH
 allreduce_peer.py, allreduce_mpi.py, mpi_launch.py    a rank of one of these, and how MPI's are started
+store.py         the store against a bare pair of sockets, copy_, Redis and a Ray actor
+store_peer.py    one of these, in a process of its own
 """

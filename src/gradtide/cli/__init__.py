@@ -5,6 +5,9 @@ train.py       trains a model, shows it live, keeps what it saw
 plan.py        which synchronisation is best on these links, and why
 plan_sizes.py  which one wins from which size on
 topology.py    lists, shows, checks and probes topologies
+serve.py       a server or the coordinator of a store, on any machine
+store.py       looks inside a running store
+chaos.py       the store in simulated bad weather
 bench.py       gradtide beside its peers
 doctor.py      what this machine has, and what that means
 """

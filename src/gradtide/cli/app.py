@@ -6,10 +6,12 @@ from typing import Annotated
 import typer
 
 from gradtide import __version__
-from gradtide.cli import topology
+from gradtide.cli import store, topology
 from gradtide.cli.bench import bench
+from gradtide.cli.chaos import chaos
 from gradtide.cli.doctor import doctor
 from gradtide.cli.plan import plan
+from gradtide.cli.serve import coordinator, secret, serve
 from gradtide.cli.train import train
 from gradtide.errors import GradtideError
 
@@ -43,6 +45,11 @@ def _gradtide(
 app.command()(train)
 app.command()(plan)
 app.command()(doctor)
+app.command()(serve)
+app.command()(coordinator)
+app.command()(secret)
+app.command()(chaos)
+app.add_typer(store.app, name="store")
 app.add_typer(topology.app, name="topology")
 app.add_typer(bench, name="bench")
 

@@ -73,3 +73,59 @@ def allreduce(
     else:
         show(f"all-reduce between {ranks} ranks, median of {rounds} rounds", figures)
         Console().print(f"written: {path}", soft_wrap=True)
+
+
+@bench.command()
+def store(
+    sizes: Annotated[str, typer.Option(help="Bytes of a push_pull, with commas")] = "4096,65536,1048576,16777216",
+    workers: Annotated[int, typer.Option(help="Workers at once")] = 1,
+    servers: Annotated[int, typer.Option(help="Servers that share the keys")] = 1,
+    placement: Annotated[
+        str, typer.Option(help="any, or apart: the two ends on two processors, for all alike")
+    ] = "any",
+    rounds: Annotated[int, typer.Option(help="Every contender runs once a round; the median counts")] = 5,
+    steps: Annotated[int, typer.Option(help="push_pulls of 4 KB a round; fewer of larger ones")] = 500,
+    with_curve: Annotated[
+        bool, typer.Option("--curve", help="Also m workers over n servers, beside the simulated curve")
+    ] = False,
+    output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-store-TIME.json]")] = None,
+) -> None:
+    """push_pull against a bare pair of sockets, torch's copy_, and Redis and a Ray actor where they are installed."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from gradtide.bench import report
+    from gradtide.bench.machine import describe_machine
+    from gradtide.bench.store import Case, bench_store, curve
+    from gradtide.errors import ConfigError
+
+    chosen = [int(size) for size in sizes.split(",") if size.strip().isdecimal()]
+    if len(chosen) != len(sizes.split(",")):
+        raise ConfigError(f"--sizes {sizes!r} makes no sense; write bytes with commas, as in 4096,65536")
+    path = output or Path("runs") / f"bench-store-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    report.check_output(path)
+    results, points = [], []
+    with Console(stderr=True).status("starting the contenders") as status:
+        for size in chosen:
+            case = Case(size, workers, servers, placement)
+            results += bench_store(case, rounds, max(3, min(steps, steps * 65536 // size)), status.update)
+        if with_curve:
+            points = curve(chosen[-1], rounds, 5, status.update)
+    table = Table(title=f"push_pull, {workers} workers, {servers} servers, placed {placement}, median of {rounds}")
+    for heading in ("bytes", "", "µs", "min", "max", "x bare pair", "GB/s"):
+        table.add_column(heading, justify="right")
+    for row in results:
+        microseconds = [f"{1e6 * s:,.0f}" for s in (row.seconds, row.seconds_min, row.seconds_max)]
+        numbers = [f"{row.to_bare:.2f}", f"{row.bytes_per_s / 1e9:.2f}"]
+        table.add_row(f"{row.case.size_bytes:,}", row.name, *microseconds, *numbers)
+    Console().print(table)
+    for point in points:
+        measured, simulated = 1e3 * point.measured_s, 1e3 * point.simulated_s
+        typer.echo(f"{point.workers} workers, {point.servers} servers: {measured:.1f} ms; simulated {simulated:.1f} ms")
+    content = {
+        "machine": describe_machine().as_dict(),
+        "results": [asdict(row) for row in results],
+        "curve": [asdict(point) for point in points],
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    Console().print(f"written: {path}", soft_wrap=True)

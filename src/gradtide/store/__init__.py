@@ -1,5 +1,11 @@
 """A key-value store over many servers whose update rule you choose: push adds a contribution, pull reads.
 
+client.py        what a user sees: connect, Store
+values.py        from a user's keys and tensors to pieces of memory, and back
+summary.py       what a user is told about a key; how consistency is written
+pending.py       an operation under way, as a handle
+engine.py        shell of session.py: a client's sockets, threads and clock
+tensors.py       tensors as raw memory
 messages.py      every request, reply and word of the coordinator, as small structs; payloads stay raw bytes
 placement.py     which shard a block belongs to, and which server holds a shard
 layouts.py       the pieces of a set of keys, by shard and by server
@@ -15,4 +21,33 @@ updates.py       update rules on tensors: reductions and torch.optim
 refusals.py      what a shard says when it says no
 membership.py    pure: who is alive, who holds what, who is in the rounds
 beats.py         a member's side of its lease
+server.py        shell of host.py: receives into tensors, sends from them
+uplink.py        a server's connection to the coordinator
+coordinator.py   shell of membership.py
+roles.py         server and coordinator as processes
+forkserver.py    makes such processes by fork, and again when they die
+local.py         a store on this machine
 """
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradtide.store.client import Store, connect
+    from gradtide.store.local import local_servers
+    from gradtide.store.updates import update
+
+__all__ = ["Store", "connect", "local_servers", "update"]
+
+_LAZY = {  # the pure machines load no torch
+    "Store": "gradtide.store.client",
+    "connect": "gradtide.store.client",
+    "local_servers": "gradtide.store.local",
+    "update": "gradtide.store.updates",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'gradtide.store' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

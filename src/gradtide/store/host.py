@@ -97,7 +97,7 @@ class Host(Generic[V]):
     def handle(self, message: Request, values: Sequence[V] = ()) -> list[Answer[V]]:
         """Take a request and the values that came with it, one a piece; returns the answers."""
         parts = self.parts(message)
-        if message.epoch != self.epoch or not self._holds(parts or ()):
+        if not self.accepts(message, parts or ()):
             refused = Refused(message.sequence, -1, "epoch", "the table of servers has changed", self.epoch)
             return [Answer(message.client, refused)]
         if parts is None:
@@ -112,8 +112,16 @@ class Host(Generic[V]):
             case Keys():
                 return [Answer(message.client, Listed(message.sequence, self.list_keys(message.prefix)))]
 
-    def _holds(self, parts: tuple[Part, ...]) -> bool:
-        return all(part.shard in self.owned for part in parts)
+    def accepts(self, message: Request, parts: tuple[Part, ...]) -> bool:
+        """Is a request about this table's epoch, and about shards that are here?"""
+        return message.epoch == self.epoch and all(part.shard in self.owned for part in parts)
+
+    def deliver(self, message: Push | Init, index: int, part: Part, values: Sequence[V]) -> list[Answer[V]]:
+        """One part of a request that was accepted: a shell hands parts over as they arrive, or `handle` does."""
+        shard = self._shard(part.shard)
+        if isinstance(message, Push):
+            return shard.handle(PushPart(message, part, message.after[index] if message.after else 0, values))
+        return shard.handle(InitPart(message, part, values))
 
     def _shard(self, number: int) -> Shard[V]:
         """Shards are made when they are first touched: most servers hold few keys."""
@@ -128,11 +136,7 @@ class Host(Generic[V]):
         for i, part in enumerate(parts):
             own = values[first : first + len(part.pieces)]
             first += len(part.pieces)
-            shard = self._shard(part.shard)
-            if isinstance(message, Push):
-                answers += shard.handle(PushPart(message, part, message.after[i] if message.after else 0, own))
-            else:
-                answers += shard.handle(InitPart(message, part, own))
+            answers += self.deliver(message, i, part, own)
         return answers
 
     def _deliver_pull(self, message: Pull, parts: tuple[Part, ...]) -> list[Answer[V]]:

@@ -47,9 +47,10 @@ class Block(Generic[V]):
         """May a worker begin this step with the value as it is?"""
         return self.spec.delay is None or self.closed >= step - 1 - self.spec.delay
 
-    def is_too_early(self, round_: int) -> bool:
-        """Would this contribution wait in memory beyond its bound?"""
-        return round_ > self.closed + 1 + self.delay + EARLY_ROUNDS
+    def is_too_early(self, round_: int, worker: int) -> bool:
+        """Would this contribution wait in memory beyond its bound? Rounds that nobody pushed for hold nothing."""
+        held = sum(worker in slots for slots in self.open.values())
+        return held > self.delay + EARLY_ROUNDS and worker not in self.open.get(round_, ())
 
     def has_counted(self, round_: int, worker: int) -> bool:
         """Is this worker's contribution to a closed round in the value?"""

@@ -205,12 +205,26 @@ class Shard(Generic[V]):
             self._check_push(event)
         except Refusal as refusal:
             return [self._refuse(request, refusal)]
+        if len(event.part.pieces) == 1 and not self.waiting_pushes and not self.waiting_pulls:
+            block = self._find(event.part.pieces[0], request.client)
+            if block.spec.delay is None:
+                return self._apply_at_once(event, block)
         self.filter.admit(request.client, request.incarnation, request.sequence)
         self.waiting_pushes.append(event)
         answers = self._progress(self._accumulate(event))
         if self.waiting_pushes and self.waiting_pushes[-1] is event:
             answers.append(Answer(request.client, Noted(request.sequence, self.number)))
         return answers
+
+    def _apply_at_once(self, event: PushPart[V], block: Block[V]) -> list[Answer[V]]:
+        """One piece outside of rounds while nobody waits: what the general way does, in half the time."""
+        request = event.request
+        block.state.apply(block.state.combine([Contribution(request.weight, event.values[0])]))
+        self._count_updates(1)
+        pushed = Pushed(request.sequence, self.number, self.version)
+        self.filter.admit(request.client, request.incarnation, request.sequence)
+        self.filter.settle(request.client, request.incarnation, pushed)
+        return [Answer(request.client, pushed, (block.state.value(),) if request.pull else ())]
 
     def _judge(self, request: Push | Configure, after: int, decree: int) -> Verdict:
         verdict = self.filter.judge(request.client, request.incarnation, request.sequence, after)
@@ -239,7 +253,7 @@ class Shard(Generic[V]):
         closed = request.round <= block.closed and not block.has_counted(request.round, request.worker)
         if request.round < max(1, member.from_round) or closed:
             raise stale(block.spec.key, block.closed, request, member)
-        if block.is_too_early(request.round):
+        if block.is_too_early(request.round, request.worker):
             raise ahead(block.spec.key, block.closed, request)
 
     def _membership(self, request: Push | Pull) -> Member:

@@ -7,4 +7,6 @@ actors.py      the shells around the store's machines
 scripts.py     what simulated workers and clients do
 history.py     what happened, and the checker
 simulate.py    scenarios by seed; `python -m gradtide.testing.simulate --seed N` replays one
+check_transport.py  what every way to move bytes must do
+proxy.py       real sockets on a bad network: drops, duplicates, delays and cuts
 """

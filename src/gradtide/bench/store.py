@@ -1,0 +1,131 @@
+"""push_pull of the store against a bare pair of sockets, copy_, Redis and a Ray actor, interleaved in one run."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from gradtide.bench.peers import Peer, interleave
+from gradtide.errors import ConfigError
+
+__all__ = ["Case", "Curve", "Result", "bench_store", "curve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured: every worker does push_pull of so many bytes, to so many servers."""
+
+    size_bytes: int
+    workers: int = 1
+    servers: int = 1
+    placement: str = "any"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One contender in one case."""
+
+    case: Case
+    name: str
+    seconds: float  # median over the rounds, of one push_pull
+    seconds_min: float
+    seconds_max: float
+    to_bare: float  # seconds as a multiple of the bare pair's
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of all workers together, both ways."""
+        return 2 * self.case.size_bytes * self.case.workers / self.seconds
+
+
+def bench_store(case: Case, rounds: int, steps: int, tell: Callable[[str], None]) -> list[Result]:
+    """Every contender that is installed, in turn, `rounds` times."""
+    if case.size_bytes < 4 or case.workers < 1 or case.servers < 1 or rounds < 1 or steps < 1:
+        raise ConfigError("sizes, workers, servers, rounds and steps must all be positive, and a size at least 4 bytes")
+    if case.placement not in ("any", "apart"):
+        raise ConfigError(f"unknown placement {case.placement!r}; choose any or apart")
+    with ExitStack() as stack:
+        address = stack.enter_context(_placed_servers(case))
+        peers = [
+            stack.enter_context(Peer(name, _commands(kind, case, where)))
+            for name, kind, where in _contenders(case, address, stack)
+        ]
+        found = interleave(peers, rounds, lambda name: steps, tell)
+    bare = median(found["bare pair"])
+    return [Result(case, name, median(s), min(s), max(s), median(s) / bare) for name, s in found.items()]
+
+
+def _contenders(case: Case, address: str, stack: ExitStack) -> list[tuple[str, str, str]]:
+    chosen = [("bare pair", "bare", "-"), ("torch copy_", "copy", "-"), ("gradtide", "gradtide", address)]
+    if case.workers == 1 and case.servers == 1:
+        if importlib.util.find_spec("redis") and shutil.which("redis-server"):
+            chosen.append(("Redis", "redis", stack.enter_context(_redis_server())))
+        if importlib.util.find_spec("ray"):
+            chosen.append(("Ray actor", "ray", "-"))
+    return chosen
+
+
+def _commands(kind: str, case: Case, address: str) -> list[list[str]]:
+    arguments = [kind, str(case.size_bytes), case.placement]
+    return [["-m", "gradtide.bench.store_peer", *arguments, str(rank), address] for rank in range(case.workers)]
+
+
+@contextmanager
+def _placed_servers(case: Case) -> Iterator[str]:
+    from gradtide.store.local import local_servers
+
+    processors = sorted(os.sched_getaffinity(0))
+    with local_servers(case.servers) as servers:
+        if case.placement == "apart":
+            for process in servers.processes:
+                os.sched_setaffinity(process.pid, {processors[1 % len(processors)]})
+        yield servers.address
+
+
+@contextmanager
+def _redis_server() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="gradtide-redis-") as folder:
+        path = Path(folder) / "socket"
+        command = ["redis-server", "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", folder]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            deadline_s = time.monotonic() + 10
+            while not path.exists() and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            yield str(path)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """m workers and n servers: what was measured where this machine can, beside what the model of a cluster says."""
+
+    workers: int
+    servers: int
+    measured_s: float
+    simulated_s: float
+
+
+def curve(size_bytes: int, rounds: int, steps: int, tell: Callable[[str], None]) -> list[Curve]:
+    """The time of a push_pull over m/n. The model's ports are as fast as the bare pair, which is measured first."""
+    from gradtide.schedule.servers_model import ServerCluster, push_pull_seconds
+
+    points = []
+    port_bytes_per_s = 0.0
+    for workers, servers in ((1, 1), (2, 1), (2, 2), (4, 2)):
+        results = {r.name: r for r in bench_store(Case(size_bytes, workers, servers), rounds, steps, tell)}
+        if not port_bytes_per_s:
+            port_bytes_per_s = size_bytes / (results["bare pair"].seconds / 2)
+        cluster = ServerCluster([port_bytes_per_s] * workers, servers, port_bytes_per_s)
+        simulated_s = push_pull_seconds(cluster, size_bytes).seconds
+        points.append(Curve(workers, servers, results["gradtide"].seconds, simulated_s))
+    return points

@@ -1,0 +1,174 @@
+"""A process with torch loaded that makes others by fork: a server is up in 40 to 70 ms, where an import takes 1.6 s.
+
+Commands come as JSON lines on standard input, answers leave on standard output. Every process it made is watched: one
+that dies is made again, until its group is stopped. When standard input ends, or the parent is gone, all are ended and
+their folders removed. Children die with this process (PR_SET_PDEATHSIG), so nothing is left however it ends.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+
+from gradtide.store.arithmetic import Contribution
+from gradtide.store.messages import KeySpec
+from gradtide.store.roles import Role, run_role
+from gradtide.store.updates import TorchArithmetic, update
+
+__all__ = ["Alive", "Command", "main"]
+
+_PR_SET_PDEATHSIG = 1
+_END_S = 5.0
+_LISTEN_S = 30.0
+_MIN_LIFE_S = 0.25  # a process that dies sooner than this is not made again at once
+
+
+class Command(msgspec.Struct, frozen=True):
+    """What the parent wants of the group of processes that lives in a folder."""
+
+    do: str  # "start", "list" or "stop"
+    folder: str
+    roles: tuple[Role, ...] = ()
+
+
+class Alive(msgspec.Struct, frozen=True):
+    """A process that lives now."""
+
+    role: str
+    name: str
+    pid: int
+
+
+@dataclass(slots=True)
+class _Child:
+    role: Role
+    folder: str
+    pid: int
+    started_s: float
+    ready: int  # the end of a pipe that says when it listens, and ends when it dies
+
+    def wait_until_it_listens(self) -> None:
+        select.select([self.ready], [], [], _LISTEN_S)
+
+
+@dataclass(slots=True)
+class ForkServer:
+    """Makes, watches and ends processes."""
+
+    children: list[_Child] = field(default_factory=list)
+    buffer: bytes = b""
+
+    def run(self) -> None:
+        parent = os.getppid()
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        print("ready", flush=True)
+        while os.getppid() == parent:
+            readable, _, _ = select.select([0, wake_read], [], [], 0.5)
+            if wake_read in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_read, 4096)
+            self._heal()
+            if 0 in readable and not self._read_commands():
+                break
+        for folder in {child.folder for child in self.children}:
+            self._stop(folder)
+
+    def _read_commands(self) -> bool:
+        data = os.read(0, 1 << 16)
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            command = msgspec.json.decode(line, type=Command)
+            if command.do == "start":
+                made = [self._make(role, command.folder) for role in command.roles]
+                self.children += made
+                for child in made:
+                    child.wait_until_it_listens()
+            elif command.do == "stop":
+                self._stop(command.folder)
+            answer = [Alive(c.role.role, c.role.name, c.pid) for c in self.children if c.folder == command.folder]
+            os.write(1, msgspec.json.encode(answer) + b"\n")
+        return bool(data)
+
+    def _heal(self) -> None:
+        """Makes again what has died."""
+        now_s = time.monotonic()
+        for i, child in enumerate(self.children):
+            if child.pid and os.waitpid(child.pid, os.WNOHANG)[0]:
+                child.pid = 0
+                os.close(child.ready)
+            if not child.pid and now_s - child.started_s >= _MIN_LIFE_S:
+                self.children[i] = self._make(child.role, child.folder)
+
+    def _make(self, role: Role, folder: str) -> _Child:
+        if role.address.startswith("unix:"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(role.address[5:])  # what a killed predecessor left
+        parent = os.getpid()
+        ready, listens = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            os.close(ready)
+            _live_as(role, parent, listens)
+        os.close(listens)
+        return _Child(role, folder, pid, time.monotonic(), ready)
+
+    def _stop(self, folder: str) -> None:
+        going = [child for child in self.children if child.folder == folder and child.pid]
+        self.children = [child for child in self.children if child.folder != folder]
+        for child in going:
+            os.kill(child.pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + _END_S
+        for child in going:
+            while not os.waitpid(child.pid, os.WNOHANG)[0]:
+                if time.monotonic() > deadline_s:
+                    os.kill(child.pid, signal.SIGKILL)
+                time.sleep(0.002)
+            os.close(child.ready)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _live_as(role: Role, parent: int, listens: int) -> None:
+    """The child's whole life; never returns."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        with open(os.devnull, "r+b") as nothing:
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(nothing.fileno(), 1)
+        if os.getppid() == parent:  # else it died before we asked to be told
+            run_role(role, tell=lambda address: os.write(listens, b"l"))
+        os._exit(0)
+    except BaseException as error:
+        print(f"{role.name}: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(1)
+
+
+def _load_what_servers_use() -> None:
+    """torch.optim imports much more of torch when its first optimizer is made: seconds that every server would pay."""
+    torch.set_num_threads(1)  # a pool of threads would not survive the fork
+    arithmetic = TorchArithmetic()
+    for name in ("sgd", "adam", "adagrad", "rmsprop"):
+        block = arithmetic.create(KeySpec(name, (1,), "float32", update(name, lr=0.1)), torch.zeros(1))
+        block.apply(block.combine([Contribution(None, torch.zeros(1))]))
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; its end of the pipe then closes
+    _load_what_servers_use()
+    ForkServer().run()
+
+
+if __name__ == "__main__":
+    main()

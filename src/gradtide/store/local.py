@@ -1,0 +1,127 @@
+"""A store on this machine: coordinator and servers as real processes that heal, in a folder that only you can enter."""
+
+import contextlib
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from gradtide.errors import CommunicationError, ConfigError, PeerTimeout
+from gradtide.store.forkserver import Alive, Command
+from gradtide.store.roles import Role
+
+__all__ = ["Forks", "LocalServers", "local_servers"]
+
+_READY_S = 60.0
+
+
+class Forks:
+    """The fork server, as its parent sees it. One can serve several stores."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "gradtide.store.forkserver"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._lock = threading.Lock()
+        self._read_line()
+
+    def ask(self, command: Command) -> list[Alive]:
+        with self._lock:
+            assert self._process.stdin is not None
+            try:
+                self._process.stdin.write(msgspec.json.encode(command) + b"\n")
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                raise CommunicationError("the process that makes local servers is gone; start them again") from None
+            return msgspec.json.decode(self._read_line(), type=list[Alive])
+
+    def _read_line(self) -> bytes:
+        assert self._process.stdout is not None
+        readable, _, _ = select.select([self._process.stdout], [], [], _READY_S)
+        if not readable:
+            raise PeerTimeout(f"the process that makes local servers did not answer within {_READY_S:g} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise CommunicationError("the process that makes local servers is gone; its own output says why")
+        return line
+
+    def close(self) -> None:
+        """Ends everything that it made, and itself."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class LocalServers:
+    """A running store. `.address` is what `gradtide.connect` wants; `.processes` are the living, each with a .pid."""
+
+    def __init__(self, servers: int, *, lease_s: float = 2.0, forks: Forks | None = None) -> None:
+        if servers < 1:
+            raise ConfigError(f"{servers} servers can't hold anything; start at least one")
+        self.folder = tempfile.mkdtemp(prefix="gradtide-")  # of mode 0700
+        self.address = f"unix:{self.folder}/coordinator"
+        self._own = forks is None
+        self._forks = forks or Forks()
+        roles = [Role(role="coordinator", name="coordinator", address=self.address, lease_s=lease_s)]
+        for i in range(servers):
+            address = f"unix:{self.folder}/server-{i}"
+            roles.append(
+                Role(role="server", name=f"server-{i}", address=address, coordinator=self.address, expected=servers)
+            )
+        self._forks.ask(Command("start", self.folder, tuple(roles)))
+
+    @property
+    def processes(self) -> list[Alive]:
+        """The living. One that died is replaced within a moment, by one with another pid."""
+        return [process for process in self._forks.ask(Command("list", self.folder)) if process.pid]
+
+    def wait_until_healed(self, dead_pid: int, timeout_s: float = 10.0) -> None:
+        """Until the process that had this pid is gone and another one is in its place."""
+        count, deadline_s = len(self._forks.ask(Command("list", self.folder))), time.monotonic() + timeout_s
+        while True:
+            pids = [process.pid for process in self.processes]
+            if dead_pid not in pids and len(pids) == count:
+                return
+            if time.monotonic() > deadline_s:
+                raise PeerTimeout(f"nothing has taken the place of process {dead_pid} within {timeout_s:g} s")
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Ends the processes and removes their folder."""
+        with contextlib.suppress(CommunicationError):
+            self._forks.ask(Command("stop", self.folder))
+        if self._own:
+            self._forks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def local_servers(servers: int = 1, *, lease_s: float = 2.0, forks: Forks | None = None) -> LocalServers:
+    """Starts a store on this machine: `with gradtide.local_servers(2) as servers: ...`."""
+    return LocalServers(servers, lease_s=lease_s, forks=forks)

@@ -1,0 +1,70 @@
+"""The two roles of the store as processes: what `gradtide serve`, `gradtide coordinator` and local_servers run."""
+
+import contextlib
+import ctypes
+import logging
+import signal
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+import torch
+
+from gradtide.store.coordinator import Coordinator
+from gradtide.store.host import Host
+from gradtide.store.reductions import load_semiring
+from gradtide.store.server import Server
+from gradtide.store.updates import TorchArithmetic
+from gradtide.store.uplink import Uplink
+from gradtide.transport.authenticate import parse_address
+
+__all__ = ["Role", "run_role"]
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+class Role(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process of the store is to be."""
+
+    role: Literal["coordinator", "server"]
+    name: str
+    address: str  # where it listens
+    advertise: str = ""  # servers: where clients reach it, if that is not where it listens
+    coordinator: str = ""  # servers: where the coordinator listens
+    expected: int = 1  # servers: how many the first table waits for
+    lease_s: float = 2.0
+    insecure_network: bool = False
+    threads: int = 1
+    semirings: tuple[str, ...] = ()  # servers: reductions of one's own, by import path
+
+
+def run_role(role: Role, secret: bytes = b"", tell: Callable[[str], object] = lambda address: None) -> None:
+    """Runs until SIGTERM or SIGINT. `tell` hears the address once it listens."""
+    logging.basicConfig(format=f"{role.name}: %(message)s")
+    torch.set_num_threads(role.threads)
+    _keep_freed_memory()
+    process = _make(role, secret)
+    signal.signal(signal.SIGTERM, lambda number, frame: process.stop())
+    signal.signal(signal.SIGINT, lambda number, frame: process.stop())
+    tell(str(process.address))
+    process.run()
+
+
+def _keep_freed_memory() -> None:
+    """Blocks of 4 MiB come and go: let malloc reuse them, instead of asking the kernel for fresh zeroed pages."""
+    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+
+
+def _make(role: Role, secret: bytes) -> Coordinator | Server:
+    address = parse_address(role.address)
+    if role.role == "coordinator":
+        return Coordinator(address, secret, lease_s=role.lease_s, insecure_network=role.insecure_network)
+    incarnation = time.time_ns() // 1000
+    arithmetic = TorchArithmetic({path: load_semiring(path) for path in role.semirings})
+    host = Host(role.name, incarnation, role.address, arithmetic, expected=role.expected)
+    uplink = Uplink(parse_address(role.coordinator), secret)
+    return Server(host, address, uplink, insecure_network=role.insecure_network, advertise=role.advertise)

@@ -1,0 +1,173 @@
+"""From what a user passes (one key, a list, a dict; tensors, rows, out=) to pieces of memory, and back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gradtide.errors import ConfigError, StoreError
+from gradtide.store.layouts import ITEM_BYTES, Layout
+from gradtide.store.messages import KeySpec
+from gradtide.store.placement import block_elements
+from gradtide.store.tensors import DTYPES, bytes_of, dtype_name
+
+__all__ = ["Keys", "Plan", "Values", "destinations", "keys_of", "make_plan", "pieces", "shape_like", "sources"]
+
+Keys = str | Sequence[str] | Mapping[str, Tensor]
+Values = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where the pieces of a layout lie in the tensors of its keys. Worked out once for each set of keys."""
+
+    layout: Layout
+    specs: tuple[KeySpec, ...]  # by key
+    dtypes: tuple[torch.dtype, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of the tensors: with rows, of those rows
+    places: tuple[tuple[int, int, int], ...]  # by piece: which key, from which byte of its tensor, to which
+    of_shard: dict[int, tuple[int, int]]  # the pieces of a shard: from, to
+    whole: bool  # one key, one piece: the tensor's memory is the piece
+
+
+def make_plan(layout: Layout, specs: Sequence[KeySpec], rows: slice | None) -> Plan:
+    position = {spec.key: i for i, spec in enumerate(specs)}
+    shapes = tuple(_rows_of(spec, rows) for spec in specs)
+    places = []
+    for piece in layout.pieces:
+        i = position[piece.key]
+        item = ITEM_BYTES[specs[i].dtype]
+        skipped = rows.indices(specs[i].shape[0])[0] * prod(specs[i].shape[1:]) if rows is not None else 0
+        start = (piece.block * block_elements(item) + piece.start - skipped) * item
+        places.append((i, start, start + piece.size_bytes))
+    of_shard, first = {}, 0
+    for part in layout.parts:
+        of_shard[part.shard] = (first, first + len(part.pieces))
+        first += len(part.pieces)
+    dtypes = tuple(DTYPES[spec.dtype] for spec in specs)
+    return Plan(layout, tuple(specs), dtypes, shapes, tuple(places), of_shard, len(places) == 1)
+
+
+def _rows_of(spec: KeySpec, rows: slice | None) -> tuple[int, ...]:
+    if rows is None:
+        return spec.shape
+    if not spec.shape:
+        raise ConfigError(f"{spec.key!r} is a single number and has no rows; leave rows= out")
+    if rows.step not in (None, 1):
+        raise ConfigError(f"rows of {spec.key!r} must follow each other; leave the step of {rows} out")
+    first, last, _ = rows.indices(spec.shape[0])
+    return (max(0, last - first), *spec.shape[1:])
+
+
+def keys_of(keys: Keys) -> tuple[str, ...]:
+    """The names, in order, without repetition."""
+    names = (keys,) if isinstance(keys, str) else tuple(keys)
+    for name in names:
+        if not isinstance(name, str):
+            raise ConfigError(f"a key is a name, not {type(name).__name__}; give a string, a list or a dict of them")
+    if len(set(names)) != len(names):
+        raise ConfigError("a key is named twice in one request; name each once")
+    if not names:
+        raise ConfigError("no key is named; name at least one")
+    return names
+
+
+def given(keys: Keys, values: Values | None, what: str) -> Sequence[Tensor]:
+    """The tensors, in the order of the keys."""
+    if values is None and isinstance(keys, Mapping):
+        return list(keys.values())
+    if isinstance(values, Tensor):
+        return (values,)
+    if isinstance(values, Mapping):
+        missing = [name for name in keys_of(keys) if name not in values]
+        if missing:
+            raise ConfigError(f"{what} has no tensor for {missing[0]!r}; give one for each key")
+        return [values[name] for name in keys_of(keys)]
+    if values is None:
+        raise ConfigError(f"{what} needs a tensor for each key: give them beside the keys, or a dict")
+    return values
+
+
+def sources(plan: Plan, keys: Keys, values: Values | None, what: str) -> list[memoryview]:
+    """The memory to send, by piece. A tensor that is elsewhere or not contiguous is copied."""
+    tensors = given(keys, values, what)
+    _check_count(plan, tensors, what)
+    views = []
+    for i, tensor in enumerate(tensors):
+        _check(plan, i, tensor, what)
+        if tensor.requires_grad or not tensor.is_contiguous() or tensor.is_cuda:
+            tensor = tensor.detach().to("cpu").contiguous()
+        views.append(bytes_of(tensor))
+    return pieces(plan, views)
+
+
+def pieces(plan: Plan, views: list[memoryview]) -> list[memoryview]:
+    if plan.whole:
+        return views
+    return [views[i][start:stop] for i, start, stop in plan.places]
+
+
+@dataclass(slots=True)  # not frozen: that triples the time to make one, and one is made for each pull
+class Destination:
+    """Where values are received, and how they become what the user gets."""
+
+    views: list[memoryview]  # by piece
+    tensors: Sequence[Tensor]
+    finish: Callable[[], None] | None  # copies into out= where that could not be received into directly
+
+
+def destinations(plan: Plan, keys: Keys, out: Values | None) -> Destination:
+    """Memory for the answer: the user's own where it can be, else new."""
+    if out is None:
+        tensors: Sequence[Tensor] = [
+            torch.empty(shape, dtype=dtype) for shape, dtype in zip(plan.shapes, plan.dtypes, strict=True)
+        ]
+        return Destination(pieces(plan, [bytes_of(tensor) for tensor in tensors]), tensors, None)
+    tensors = given(keys, out, "out")
+    _check_count(plan, tensors, "out")
+    landing, late = [], []
+    for i, tensor in enumerate(tensors):
+        _check(plan, i, tensor, "out")
+        here = tensor.detach()
+        if not here.is_contiguous() or here.is_cuda:
+            late.append((here, torch.empty(plan.shapes[i], dtype=plan.dtypes[i])))
+            here = late[-1][1]
+        landing.append(bytes_of(here))
+
+    def finish() -> None:
+        for target, landed in late:
+            target.copy_(landed)
+
+    return Destination(pieces(plan, landing), tensors, finish if late else None)
+
+
+def shape_like(keys: Keys, tensors: Sequence[Tensor]) -> Tensor | list[Tensor] | dict[str, Tensor]:
+    """One tensor for one key, a list for a list, a dict for a dict."""
+    if isinstance(keys, str):
+        return tensors[0]
+    if isinstance(keys, Mapping):
+        return dict(zip(keys, tensors, strict=True))
+    return list(tensors)
+
+
+def _check_count(plan: Plan, tensors: Sequence[Tensor], what: str) -> None:
+    if len(tensors) != len(plan.specs):
+        raise ConfigError(f"{what} has {len(tensors)} tensors for {len(plan.specs)} keys; give one for each")
+
+
+def _check(plan: Plan, i: int, tensor: Tensor, what: str) -> None:
+    if tensor.shape != plan.shapes[i] or tensor.dtype is not plan.dtypes[i]:
+        _complain(plan, i, tensor, what)
+
+
+def _complain(plan: Plan, i: int, tensor: Tensor, what: str) -> None:
+    spec = plan.specs[i]
+    if not isinstance(tensor, Tensor):
+        raise ConfigError(f"{what} of {spec.key!r} needs a tensor, not {type(tensor).__name__}")
+    here = f"{dtype_name(tensor.dtype) or tensor.dtype} {tuple(tensor.shape)}"
+    raise StoreError(
+        f"{what} of {spec.key!r} got {here}, but the key is {spec.dtype} {plan.shapes[i]}; "
+        "pass a tensor of that shape and dtype"
+    )

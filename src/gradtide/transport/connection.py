@@ -1,0 +1,234 @@
+"""One authenticated socket as a stream of messages with bodies, both ways.
+
+A connection never waits by itself: `send` hands over what the kernel takes and keeps the rest in order, `receive` takes
+what is there. Who has nothing else to do calls `wait`. Body bytes are sent only as far as the other side has given
+credit, so neither side can be made to hold more than it offered to.
+"""
+
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+
+from gradtide.errors import Closed, PeerLost, PeerTimeout
+from gradtide.transport.frames import (
+    FRAME_BODY_BYTES,
+    FRAME_META_BYTES,
+    Buffer,
+    FrameReader,
+    Place,
+    credit_frame,
+    cut,
+    whole,
+)
+
+__all__ = ["UNLIMITED", "Connection"]
+
+UNLIMITED = 1 << 62  # credit for a peer that only gets what it asked for
+_NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+_MOST_BUFFERS = 256  # of one sendmsg
+
+
+class Connection:
+    """Messages to and from one peer. Not for several threads at once."""
+
+    def __init__(self, sock: socket.socket, peer: str, credit_bytes: int = UNLIMITED) -> None:
+        self.peer = peer  # as in "server 1 at unix:/tmp/x"
+        self.credit_bytes = credit_bytes  # how many body bytes may still be sent
+        self._sock = sock
+        self._send_now = sock.sendmsg
+        self._frames: deque[tuple[int, list[Buffer]]] = deque()  # in order, waiting for credit or for the kernel
+        self._wire: list[Buffer] = []  # what of the first frames is left to send; has its credit
+        self._queued_bytes = 0
+        self._reader: FrameReader | None = None
+        self._blocking_s: float | None = None
+        self._guard: AbstractContextManager[object] = nullcontext()
+        sock.setblocking(True)  # every call says itself whether it may wait
+
+    def on_messages(
+        self,
+        begin: Callable[[memoryview], memoryview | None],
+        filled: Place,
+        guard: AbstractContextManager[object] | None = None,
+    ) -> None:
+        """Says who gets what arrives: see FrameReader. `guard` is the lock that others send under, if one thread sends
+        while another receives."""
+        self._guard = guard or nullcontext()
+        self._reader = FrameReader(begin, filled, self._more_credit)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def closed(self) -> bool:
+        return self._sock.fileno() < 0
+
+    @property
+    def queued_bytes(self) -> int:
+        """What was given to `send` and has not left."""
+        return self._queued_bytes
+
+    @property
+    def can_flush(self) -> bool:
+        """Whether something waits that only needs the kernel to have room."""
+        return bool(self._wire) or (bool(self._frames) and self._frames[0][0] <= self.credit_bytes)
+
+    @property
+    def in_message(self) -> bool:
+        return self._reader is not None and self._reader.in_message
+
+    @property
+    def received_body_bytes(self) -> int:
+        return self._reader.body_bytes if self._reader is not None else 0
+
+    def skip_body(self) -> None:
+        """For `begin` of on_messages: let the body of this message pass."""
+        assert self._reader is not None
+        self._reader.skip_body()
+
+    def feed(self, data: bytes) -> None:
+        """What came together with the end of the handshake."""
+        assert self._reader is not None
+        self._reader.feed(data)
+
+    def keep_copies(self) -> None:
+        """Copies what has not left: who gave it to `send` may now change it."""
+        self._wire[:] = [bytes(buffer) if isinstance(buffer, memoryview) else buffer for buffer in self._wire]
+        self._frames = deque((size, [bytes(buffer) for buffer in buffers]) for size, buffers in self._frames)
+
+    def send(self, message: bytes, body: Sequence[memoryview] = (), body_bytes: int = 0) -> None:
+        """Sends now what the kernel takes, and keeps the rest for `flush`. The body must not change until it has left.
+
+        `body_bytes` is the sum of the lengths in `body`.
+        """
+        if (
+            self._wire
+            or self._frames
+            or body_bytes > self.credit_bytes
+            or body_bytes > FRAME_BODY_BYTES
+            or len(message) > FRAME_META_BYTES
+        ):
+            for size, buffers in cut(message, body):
+                self._queue(size, buffers)
+            self.flush()
+            return
+        self.credit_bytes -= body_bytes
+        head = whole(message, body_bytes)
+        try:
+            sent = self._send_now((head, *body), (), _NOW)
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            raise self._lost(error) from None
+        if sent < len(head) + body_bytes:
+            self._queued_bytes += len(head) + body_bytes - sent
+            self._wire += (head, *body)
+            _drop(self._wire, sent)
+
+    def give_credit(self, body_bytes: int) -> None:
+        """Tells the other side that it may send so many body bytes more. Leaves with whatever is sent next."""
+        self._queue(0, [credit_frame(body_bytes)])
+
+    def _queue(self, body_bytes: int, buffers: list[Buffer]) -> None:
+        self._queued_bytes += body_bytes + len(buffers[0])
+        if not self._frames and body_bytes <= self.credit_bytes:
+            self.credit_bytes -= body_bytes
+            self._wire += buffers
+        else:
+            self._frames.append((body_bytes, buffers))
+
+    def flush(self) -> bool:
+        """Sends what can be sent now; whether nothing is left that could."""
+        wire = self._wire
+        while wire:
+            try:
+                sent = self._send_now(wire if len(wire) <= _MOST_BUFFERS else wire[:_MOST_BUFFERS], (), _NOW)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise self._lost(error) from None
+            self._queued_bytes -= sent
+            _drop(wire, sent)
+            if not wire:
+                self._admit()
+        return True
+
+    def _admit(self) -> None:
+        frames = self._frames
+        while frames and frames[0][0] <= self.credit_bytes and len(self._wire) < _MOST_BUFFERS:
+            size, buffers = frames.popleft()
+            self.credit_bytes -= size
+            self._wire += buffers
+
+    def _more_credit(self, body_bytes: int) -> None:
+        with self._guard:
+            self.credit_bytes += body_bytes
+            self._admit()
+            self.flush()
+
+    def receive(self) -> bool:
+        """Takes what is there, without waiting; False when there was nothing. Calls those of `on_messages`."""
+        return self._receive(socket.MSG_DONTWAIT)
+
+    def receive_within(self, timeout_s: float) -> bool:
+        """The same, but waits for something to be there: one system call where `wait` and `receive` are two."""
+        if timeout_s != self._blocking_s:
+            self._blocking_s = timeout_s
+            whole = int(timeout_s)
+            limit = struct.pack("ll", whole, max(1, int((timeout_s - whole) * 1e6)))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        return self._receive(0)
+
+    def _receive(self, flags: int) -> bool:
+        assert self._reader is not None
+        try:
+            count = self._reader.receive(self._sock, flags)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise self._lost(error) from None
+        if count == 0:
+            raise self._lost(None)
+        return True
+
+    def wait(self, timeout_s: float, what: str) -> None:
+        """Until there is something to receive or room to send; a PeerTimeout says who and what was awaited."""
+        poll = select.poll()
+        if self.closed:
+            raise self._lost(None)
+        poll.register(self._sock, select.POLLIN | (select.POLLOUT if self.can_flush else 0))
+        if not poll.poll(max(0.0, timeout_s) * 1000):
+            raise PeerTimeout(f"{self.peer} did not answer {what} within {timeout_s:g} s; is it overloaded or stopped?")
+
+    def _lost(self, error: OSError | None) -> Closed | PeerLost:
+        if self.closed:
+            return Closed(f"the connection to {self.peer} was closed here; open another one")
+        why = error.strerror if error is not None and error.strerror else "it closed the connection"
+        return PeerLost(f"{self.peer} is gone: {why}; see its own output for why")
+
+    def shut(self) -> None:
+        """Ends the conversation both ways but keeps the descriptor: whoever receives sees the end and can close it."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ours to say: whoever uses the connection afterwards gets Closed, the other side sees PeerLost."""
+        self._sock.close()
+        self._frames.clear()
+        self._wire.clear()
+
+
+def _drop(wire: list[Buffer], sent: int) -> None:
+    """Removes the first `sent` bytes."""
+    done = 0
+    for buffer in wire:
+        size = len(buffer)
+        if sent < size:
+            break
+        sent -= size
+        done += 1
+    del wire[:done]
+    if sent:
+        wire[0] = memoryview(wire[0])[sent:]

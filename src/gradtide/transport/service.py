@@ -1,0 +1,240 @@
+"""An event loop for who listens: accepts, lets in who proves itself by the deadline, and moves bytes for all.
+
+One thread, epoll. A socket that has not proven itself costs one entry and is dropped at the handshake deadline; when
+descriptors run out, those that have waited longest go first. A peer that does not read what it asked for is not read
+from either, so it can't make us hold more than a bound for it.
+"""
+
+import contextlib
+import os
+import resource
+import select
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gradtide.errors import AuthenticationError, CommunicationError
+from gradtide.transport.authenticate import HANDSHAKE_S, Handshake, same_user, tune
+from gradtide.transport.connection import Connection
+
+__all__ = ["LOOK_AGAIN_S", "Service"]
+
+# A processor that sleeps takes 50 to 200 us to wake on a virtual machine: more than it takes to answer a small request.
+LOOK_AGAIN_S = 150e-6
+
+_IN = select.EPOLLIN
+_OUT = select.EPOLLOUT
+_MOST_WAITING = 4096  # sockets that have not proven themselves
+_MOST_QUEUED_BYTES = 64 << 20  # for one peer, beyond which it is not read from
+_ACCEPT_AGAIN_S = 0.05
+
+
+@dataclass(slots=True)
+class _Newcomer:
+    sock: socket.socket
+    handshake: Handshake
+    deadline_s: float
+
+
+@dataclass(slots=True)
+class _Link:
+    connection: Connection
+    lost: Callable[[CommunicationError], None]
+    interest: int = _IN
+
+
+class Service:
+    """Who listens. `greet(connection)` is called for each peer that proved itself; it returns whom to tell its end."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        role: str,
+        greet: Callable[[Connection], Callable[[CommunicationError], None]],
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
+        self._listener, self._secret, self._role = listener, secret, role
+        self._greet, self._handshake_s = greet, handshake_s
+        self._newcomers: OrderedDict[int, _Newcomer] = OrderedDict()  # the first is the first to be late
+        self._links: dict[int, _Link] = {}
+        self._accept_at_s = 0.0  # 0: accepting
+        self._lively = False  # whether a peer said something in the last turn
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._epoll = select.epoll()
+        self._epoll.register(listener, _IN)
+        self._epoll.register(self._wake_read, _IN)
+        listener.setblocking(False)
+        _allow_many_descriptors()
+
+    def wake(self) -> None:
+        """From another thread or a signal: `run_once` returns soon."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"w")
+
+    def add(self, connection: Connection, lost: Callable[[CommunicationError], None]) -> None:
+        """A connection that was opened from here, or whose peer has proven itself."""
+        self._links[connection.fileno()] = _Link(connection, lost)
+        self._epoll.register(connection.fileno(), _IN)
+
+    def remove(self, connection: Connection) -> None:
+        """Closes it, without a word to its owner."""
+        number = connection.fileno()
+        if self._links.pop(number, None) is not None:
+            self._epoll.unregister(number)
+            connection.close()
+
+    def watch(self, connection: Connection) -> None:
+        """To be called after something was sent: the rest leaves when the kernel has room."""
+        link = self._links.get(connection.fileno())
+        if link is not None:
+            self._watch(link)
+
+    def _watch(self, link: _Link) -> None:
+        connection = link.connection
+        interest = _IN
+        if connection.can_flush:
+            interest = _OUT if connection.queued_bytes > _MOST_QUEUED_BYTES else _IN | _OUT
+        if interest != link.interest:
+            link.interest = interest
+            self._epoll.modify(connection.fileno(), interest)
+
+    def run_once(self, timeout_s: float) -> None:
+        """Waits for something to happen, at most so long, and deals with it."""
+        if self._newcomers or self._accept_at_s:
+            timeout_s = min(timeout_s, self._expire(time.monotonic()))
+        for number, events in self._poll(timeout_s):
+            link = self._links.get(number)
+            if link is not None:
+                self._lively = True
+                self._move(number, link, events)
+            elif number in self._newcomers:
+                self._shake_hands(number)
+            elif number == self._wake_read:
+                os.read(number, 4096)
+            elif number == self._listener.fileno():
+                self._accept()
+
+    def _poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        """Looks again for a moment before it sleeps, if there was something a moment ago."""
+        if self._lively:
+            self._lively = False
+            until_s = time.perf_counter() + min(LOOK_AGAIN_S, timeout_s)
+            while time.perf_counter() < until_s:
+                ready = self._epoll.poll(0)
+                if ready:
+                    return ready
+                os.sched_yield()
+        return self._epoll.poll(timeout_s)
+
+    def _move(self, number: int, link: _Link, events: int) -> None:
+        connection = link.connection
+        try:
+            if events & _OUT:
+                connection.flush()
+            if events & ~_OUT:
+                connection.receive()
+        except CommunicationError as error:
+            self._drop(number, link, error)
+            return
+        if connection.can_flush or link.interest != _IN:
+            self._watch(link)
+
+    def _drop(self, number: int, link: _Link, error: CommunicationError) -> None:
+        if self._links.get(number) is link:
+            self.remove(link.connection)
+        link.lost(error)
+
+    # --- newcomers ---
+
+    def _accept(self) -> None:
+        for _ in range(64):
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # out of descriptors, or the newcomer has gone already
+                self._make_room()
+                return
+            if len(self._newcomers) >= _MOST_WAITING:
+                self._turn_away(next(iter(self._newcomers)))
+            if sock.family == socket.AF_UNIX and not same_user(sock):
+                sock.close()
+                continue
+            sock.setblocking(False)
+            tune(sock)
+            number = sock.fileno()
+            deadline = time.monotonic() + self._handshake_s
+            self._newcomers[number] = _Newcomer(sock, Handshake(self._secret, self._role), deadline)
+            self._epoll.register(number, _IN)
+
+    def _make_room(self) -> None:
+        if self._newcomers:
+            self._turn_away(next(iter(self._newcomers)))
+        else:  # nobody to send away: look again a little later instead of spinning
+            self._epoll.unregister(self._listener)
+            self._accept_at_s = time.monotonic() + _ACCEPT_AGAIN_S
+
+    def _turn_away(self, number: int) -> None:
+        newcomer = self._newcomers.pop(number)
+        self._epoll.unregister(number)
+        newcomer.sock.close()
+
+    def _expire(self, now_s: float) -> float:
+        """Sends away who is late; how long until the next one is."""
+        if self._accept_at_s and now_s >= self._accept_at_s:
+            self._epoll.register(self._listener, _IN)
+            self._accept_at_s = 0.0
+        while self._newcomers:
+            number, newcomer = next(iter(self._newcomers.items()))
+            if newcomer.deadline_s > now_s:
+                return newcomer.deadline_s - now_s
+            self._turn_away(number)
+        return _ACCEPT_AGAIN_S if self._accept_at_s else 3600.0
+
+    def _shake_hands(self, number: int) -> None:
+        newcomer = self._newcomers[number]
+        try:
+            data = newcomer.sock.recv(4096)
+            answer = newcomer.handshake.feed(data) if data else b""
+            if not data or (answer and newcomer.sock.send(answer) != len(answer)):
+                self._turn_away(number)
+        except (OSError, AuthenticationError):
+            self._turn_away(number)
+            return
+        if newcomer.handshake.done:
+            self._welcome(number, newcomer)
+
+    def _welcome(self, number: int, newcomer: _Newcomer) -> None:
+        del self._newcomers[number]
+        self._epoll.unregister(number)
+        connection = Connection(newcomer.sock, "a client")
+        lost = self._greet(connection)
+        self.add(connection, lost)
+        try:
+            if newcomer.handshake.rest:
+                connection.feed(newcomer.handshake.rest)
+            self.watch(connection)
+        except CommunicationError as error:
+            self._drop(number, self._links[number], error)
+
+    def close(self) -> None:
+        for newcomer in self._newcomers.values():
+            newcomer.sock.close()
+        for link in list(self._links.values()):
+            link.connection.close()
+        self._newcomers.clear()
+        self._links.clear()
+        self._epoll.close()
+        self._listener.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+
+def _allow_many_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65536) if hard != resource.RLIM_INFINITY else 65536
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
