@@ -1,12 +1,14 @@
 """One file a benchmark, with peers beside us in one run.
 
-machine.py       what this machine and its software are
-peers.py         processes that wait for a command and time themselves, so that peers can take turns
-report.py        medians, ratios, a table and a JSON file
-train.py         gradtide against plain PyTorch, the textbook's loop and DDP over Gloo
-train_peer.py    one of these, in a process of its own
-allreduce.py     collectives against Gloo, Open MPI and MPICH
-allreduce_peer.py, allreduce_mpi.py, mpi_launch.py    a rank of one of these, and how MPI's are started
-store.py         the store against a bare pair of sockets, copy_, Redis and a Ray actor
-store_peer.py    one of these, in a process of its own
+machine.py         what this machine and its software are
+peers.py           processes that wait for a command and time themselves, so that peers can take turns
+report.py          medians, ratios, a table and a JSON file
+train.py           gradtide against plain PyTorch, the textbook's loop and DDP over Gloo
+train_peer.py      one of these, in a process of its own
+allreduce.py       collectives against Gloo, Open MPI and MPICH
+allreduce_peer.py  a rank of gradtide's or Gloo's
+allreduce_mpi.py   a rank of MPI's
+mpi_launch.py      how MPI's ranks are started
+store.py           the store against a bare pair of sockets, copy_, Redis and a Ray actor
+store_peer.py      one of these, in a process of its own
 """
