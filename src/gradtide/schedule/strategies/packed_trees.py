@@ -38,24 +38,30 @@ def most_ops(size_bytes: int) -> int:
 
 
 def _best(request: Request, best: Packed) -> Schedule:
-    """Trees side by side if they promise enough, else a timetable if that does; else the fastest."""
-    network, plans = best.network, list[SideBySide | Timetable]()
+    """A few pieces if they are enough, else trees side by side or finer timetables, whichever is done first."""
+    network, size_bytes = best.network, request.size_bytes
     owners = network.devices if request.collective in ("reduce_scatter", "all_gather") else 0
+    groups = {slack: _cuts(request, slack)[0] for slack in SLACKS}
+    latency_s = max(steps(group) for group in groups[SLACKS[0]]) * float(network.latency_s.mean())
+    enough_s = GOOD_ENOUGH * size_bytes * best.packing.bound + latency_s
+    coarse = timetable(network, *_coarsest(request), size_bytes, enough_s)
+    if coarse.seconds <= enough_s:  # on one switch: a piece a device, in a hundred ops
+        return _written(request, network, coarse)
+    fair = (side_by_side(network, groups[slack], size_bytes, most_ops(size_bytes), owners) for slack in SLACKS)
+    plans: list[SideBySide | Timetable] = [plan for plan in fair if plan is not None]
     for slack in SLACKS:
-        groups, _ = _cuts(request, slack)
-        latency_s = max(steps(group) for group in groups) * float(network.latency_s.mean())
-        enough_s = GOOD_ENOUGH * request.size_bytes * best.packing.bound + latency_s
-        fair = side_by_side(network, groups, request.size_bytes, most_ops(request.size_bytes), owners)
-        plans += [fair] if fair else []
-        if fair and fair.seconds <= enough_s:
-            return _written(request, network, fair)
+        if plans and min(plan.seconds for plan in plans) <= enough_s:
+            break
         plan, finer_helps = _finest_that_helps(request, best, slack, enough_s)
         plans.append(plan)
-        if plan.seconds <= enough_s:
-            return _written(request, network, plan)
         if not finer_helps:  # it is latency that costs, not crowded wires
             break
     return _written(request, network, min(plans, key=lambda each: each.seconds))
+
+
+def _coarsest(request: Request) -> tuple[list[Group], list[int]]:
+    groups, cuts = _cuts(request, SLACKS[0])
+    return groups, cuts[0]
 
 
 def _finest_that_helps(request: Request, best: Packed, slack: float, enough_s: float) -> tuple[Timetable, bool]:
