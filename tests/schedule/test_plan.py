@@ -41,7 +41,8 @@ def test_with_the_host_aggregating_too_the_bound_of_pcie_4gpu_is_a_third_of_40_m
     found = plan("pcie-4gpu", 160 * MB)
     assert found.bound_seconds == pytest.approx(40e-3 / 3, rel=1e-6)
     assert found.best.name == "packed-trees"
-    assert found.best.ratio < 1.05
+    assert found.best.ratio < 1.1  # some of that is latency: 1 GB comes within 5 %
+    assert plan("pcie-4gpu", 1_000 * MB).best.ratio < 1.05
 
 
 def test_on_a_dgx1_the_rings_reach_the_bound():

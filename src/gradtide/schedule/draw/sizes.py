@@ -19,6 +19,7 @@ __all__ = ["Region", "draw_sizes", "winning_regions"]
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17a2a2", "#8c564b", "#e377c2")
 DASHES = ((0, ()), (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 WIDTH, LEFT, RIGHT = 10.6, 0.85, 2.35  # inches: the figure, and what is left and right of the axes
+TIE = 1.02  # who is that close to the fastest goes on winning: a lead of a hair's breadth is no region of its own
 LETTER = 0.088  # inches of a letter of 9 points
 
 
@@ -33,7 +34,11 @@ class Region:
 
 def winning_regions(sizes: Sequence[float], seconds: Mapping[str, Sequence[float]]) -> list[Region]:
     """Who is fastest where, with the crossings read off between the sizes (straight lines in log-log)."""
-    winners = [_winner(seconds, i) for i in range(len(sizes))]
+    winners: list[str] = []
+    for i in range(len(sizes)):
+        best, before = _winner(seconds, i), winners[-1] if winners else ""
+        tied = bool(before) and seconds[before][i] <= seconds[best][i] * TIE
+        winners.append(before if tied else best)
     regions: list[Region] = []
     start = float(sizes[0])
     for i, name in enumerate(winners):
