@@ -31,11 +31,11 @@ PLACES = (
 )
 
 
-def check(request: Request, tight: float) -> None:
-    """All that applies verifies and is no faster than the bound; packed-trees is within `tight` of it."""
+def check(request: Request, tight: float) -> float:
+    """All that applies verifies and is no faster than the bound; packed-trees, whose ratio it gives, within `tight`."""
     lower = bound(request).seconds
     assert lower > 0
-    names = set()
+    ratios = {}
     for name, build in STRATEGIES.items():
         try:
             schedule = build(request)
@@ -46,8 +46,8 @@ def check(request: Request, tight: float) -> None:
         assert seconds >= lower * (1 - 1e-6), name
         if name == "packed-trees":
             assert seconds <= lower * tight
-        names.add(name)
-    assert "packed-trees" in names
+        ratios[name] = seconds / lower
+    return ratios["packed-trees"]
 
 
 FEW = ("pcie-4gpu", "dgx1-v100", "ethernet-cluster:2x2@100")
@@ -60,7 +60,7 @@ FEW = ("pcie-4gpu", "dgx1-v100", "ethernet-cluster:2x2@100")
 def test_on_every_preset_no_strategy_beats_the_bound(place: str, collective: str):
     topology = preset(place)
     devices = tuple(node.name for node in topology.nodes if node.kind is NodeKind.DEVICE)
-    tight = 1.2 if place == CROSSED else 1.05 if collective == "all_reduce" else 1.1
+    tight = 1.15 if place == CROSSED else 1.05 if collective == "all_reduce" else 1.1
     check(Request(topology, devices, LARGE, collective), tight)  # type: ignore[arg-type]
 
 
@@ -100,14 +100,16 @@ def ask(topology: Topology) -> Request:
     return Request(topology, devices, LARGE)
 
 
-@settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-@given(wirings())
-def test_on_random_wirings_no_strategy_beats_the_bound_and_packed_trees_come_close(topology: Topology):
-    check(ask(topology), 1.05)
+def test_on_random_wirings_no_strategy_beats_the_bound_and_packed_trees_come_close():
+    """Not yet within 5 % everywhere: where routes cross on a hub, a few of 200 are up to 7 % above the bound."""
+    ratios = []
 
+    @settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.one_of(wirings(), wirings(hubs=(NodeKind.SWITCH, NodeKind.HOST))))
+    def collect(topology: Topology) -> None:
+        ratios.append(check(ask(topology), 1.10))
 
-@settings(max_examples=12, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
-@given(wirings(hubs=(NodeKind.SWITCH, NodeKind.HOST)))
-def test_on_random_wirings_with_a_hub_no_strategy_beats_the_bound(topology: Topology):
-    """Where routes cross on the hub's wires, trees get into each other's way: the fluid bound is harder to meet."""
-    check(ask(topology), 1.15)
+    collect()
+    assert len(ratios) == 200
+    above = sorted(ratio for ratio in ratios if ratio > 1.05)
+    assert len(above) <= 4, above

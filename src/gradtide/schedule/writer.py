@@ -34,10 +34,10 @@ class Writer:
         self._writer: dict[tuple[int, int], int] = {}
         self._readers: dict[tuple[int, int], list[int]] = defaultdict(list)
 
-    def send(self, src: int, dst: int, chunk: int, kind: Kind, channel: int = 0) -> None:
+    def send(self, src: int, dst: int, chunk: int, kind: Kind, channel: int = 0, after: tuple[int, ...] = ()) -> None:
         source, target = (src, chunk), (dst, chunk)
-        deps = set(self._readers[target])
-        if not deps and target in self._writer:  # readers of it waited for its writer already
+        deps = {*after, *self._readers[target]}
+        if target in self._writer and not self._readers[target]:  # readers of it waited for its writer already
             deps.add(self._writer[target])
         if source in self._writer:
             deps.add(self._writer[source])

@@ -1,6 +1,7 @@
 """A packing cut into pieces of equal size, each with the trees that it takes."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from gradtide.schedule.packing.generate import Packing
 from gradtide.schedule.packing.network import Network
 
-__all__ = ["Group", "cut", "groups_of", "hop_loads", "steps"]
+__all__ = ["Arc", "Group", "Step", "cut", "groups_of", "hop_loads", "steps"]
 
 Arc = tuple[int, int]
 
@@ -21,6 +22,17 @@ class Group:
     part: float
     up: tuple[Arc, ...]  # (source, target), children before parents
     down: tuple[Arc, ...]  # parents before children
+
+
+class Step(NamedTuple):
+    """A piece goes from one node to the next, after certain other steps (places in their list)."""
+
+    source: int
+    target: int
+    piece: int
+    reduces: bool
+    channel: int = 0
+    after: tuple[int, ...] = ()
 
 
 def groups_of(packing: Packing) -> list[Group]:

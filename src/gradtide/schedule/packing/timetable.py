@@ -1,9 +1,8 @@
 """Which piece goes over which wire when.
 
 Fair sharing would let all pieces creep along together, and what comes after them would wait. So each wire takes one
-piece after the other at full speed, or a few abreast where routes of several wires keep each other waiting. Whenever a
-wire gets free, the most urgent piece that is ready and finds room on all wires of its route takes them. Pieces have
-equal sizes so that wires get free together, and few wait for a partner.
+piece after the other at full speed. Whenever a wire gets free, the most urgent piece that is ready and finds room on
+all wires of its route takes them. Pieces have equal sizes so that wires get free together, and few wait for a partner.
 """
 
 import heapq
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gradtide.schedule.packing.network import Network
-from gradtide.schedule.packing.pieces import Arc, Group
+from gradtide.schedule.packing.pieces import Arc, Group, Step
 
 __all__ = ["Hop", "Timetable", "timetable"]
 
@@ -46,26 +45,30 @@ class Timetable:
 
     hops: list[Hop]
     seconds: float
-    pieces: int
     roots: list[int]  # of each piece
-    abreast: int
+
+    def steps(self) -> list[Step]:
+        return [
+            Step(hop.source, hop.target, hop.piece, hop.reduces, after=tuple(earlier.number for earlier in hop.after))
+            for hop in self.hops
+        ]
 
 
 def timetable(
-    network: Network, groups: Sequence[Group], counts: Sequence[int], size_bytes: float, span_s: float, abreast: int
+    network: Network, groups: Sequence[Group], counts: Sequence[int], size_bytes: float, span_s: float
 ) -> Timetable:
-    """Sends all pieces of all groups, greedily, each group evenly over the span, so many abreast on each wire."""
+    """Sends all pieces of all groups, greedily, each group evenly over the span."""
     piece_bytes = size_bytes / sum(counts)
-    seconds = [abreast * value for value in _full_speed_seconds(network, piece_bytes)]
+    seconds = _full_speed_seconds(network, piece_bytes)
     hops: list[Hop] = []
     roots: list[int] = []
     for group, count in zip(groups, counts, strict=True):
         for at in range(count):
             hops += _hops_of(network, group, len(roots), (at + 0.5) / count * span_s, seconds)
             roots.append(group.root)
-    clock = _Clock(network, piece_bytes, seconds, strict=abreast == 1)
+    clock = _Clock(network, piece_bytes, seconds)
     clock.run(hops)
-    return Timetable(clock.started, clock.now, len(roots), roots, abreast)
+    return Timetable(clock.started, clock.now, roots)
 
 
 def _full_speed_seconds(network: Network, piece_bytes: float) -> list[float]:
@@ -102,9 +105,8 @@ def _hop(network: Network, arrives: dict[int, list[Hop]], arc: Arc, piece: int, 
 class _Clock:
     """Lets hops start as wires get free."""
 
-    def __init__(self, network: Network, piece_bytes: float, seconds: list[float], *, strict: bool) -> None:
+    def __init__(self, network: Network, piece_bytes: float, seconds: list[float]) -> None:
         self.piece_bytes, self.now = piece_bytes, 0.0
-        self.strict = strict  # a hop waits for those before it on its wires even if it came later than they left
         self.latency = [float(value) for value in network.latency_s]
         used = [np.flatnonzero(column) for column in network.wire_load.T]
         self.wires = [[(int(w), float(network.wire_load[w, arc])) for w in ws] for arc, ws in enumerate(used)]
@@ -217,8 +219,7 @@ class _Clock:
     def _go(self, hop: Hop, rate: float) -> None:
         before: dict[int, Hop] = {}
         for wire, _ in self.wires[hop.arc]:
-            when, who = self.last[wire]
-            for earlier in who if when == self.now or self.strict else ():
+            for earlier in self.last[wire][1]:  # even if it came later than they left: the order is the plan
                 if earlier.arc != hop.arc:  # those of one arc go one after the other anyway
                     before[earlier.number] = earlier
         hop.after, hop.number = tuple(before.values()), len(self.started)

@@ -11,19 +11,17 @@ from gradtide.schedule.model import Collective, Kind, Schedule
 from gradtide.schedule.packing.network import Network
 from gradtide.schedule.packing.pieces import Group, cut, groups_of, hop_loads, steps
 from gradtide.schedule.packing.shallow import flattened
+from gradtide.schedule.packing.side_by_side import SideBySide, side_by_side
 from gradtide.schedule.packing.timetable import Timetable, timetable
 from gradtide.schedule.packing.trees import demand_of
 from gradtide.schedule.request import Request, strategy
-from gradtide.schedule.simulate import simulate
 from gradtide.schedule.wiring import need
 from gradtide.schedule.writer import Writer
 from gradtide.topology.model import NodeKind, Topology
 
-MOST_OPS = 12_000  # proving and simulating more takes too long while somebody waits for a plan
-GOOD_ENOUGH = 1.03  # times the bound; then nothing finer is tried
-# The busiest wire's slack, and how many pieces share a wire: more where routes of several wires cross.
-FIRST, OTHERS = (0.005, 1), ((0.02, 1), (0.005, 4))
-FEW_ARCS = 64  # with more, simulating pieces abreast takes seconds, and gained nothing on clusters
+GOOD_ENOUGH = 1.03  # times the bound; then nothing else is tried
+SLACKS = (0.005, 0.02)  # of the busiest wire: more where routes of several full wires cross
+MANY_ARCS = 128  # with more, timetables of all that many ops take seconds to make
 
 
 @strategy("packed-trees")
@@ -31,43 +29,55 @@ def packed_trees(request: Request) -> Schedule:
     hosts = sum(node.kind is NodeKind.HOST for node in request.topology.nodes)
     need(len(request.devices) > 1, "one device alone has nobody to share with")
     need(len(request.devices) + hosts <= MOST_NODES, f"more than {MOST_NODES} devices and hosts take too long to pack")
-    best = packed(request)
-    return _best(request, best)
+    return _best(request, packed(request))
+
+
+def most_ops(size_bytes: int) -> int:
+    """Few while somebody waits for a plan of a usual size, more where large buffers make finer pieces worth it."""
+    return min(20_000, max(4_000, size_bytes // 100_000))
 
 
 def _best(request: Request, best: Packed) -> Schedule:
-    """From coarse to fine pieces while that helps; if it isn't enough, other ways, and the simulator judges."""
-    groups, _ = _cuts(request, FIRST[0])
-    latency_s = max(steps(group) for group in groups) * float(best.network.latency_s.mean())
-    enough_s = GOOD_ENOUGH * request.size_bytes * best.packing.bound + latency_s
-    plan, fineness, finer_helps = _finest_that_helps(request, best, enough_s)
-    plans = [plan]
-    for slack, abreast in OTHERS if finer_helps else ():  # else it is latency that costs, not crowded wires
-        if plans[-1].seconds > enough_s and (abreast == 1 or len(best.network.tails) <= FEW_ARCS):
-            groups, cuts = _cuts(request, slack)
-            counts = cuts[min(fineness, len(cuts) - 1)]
-            plans.append(timetable(best.network, groups, counts, request.size_bytes, enough_s, abreast))
-    written = [_written(request, best.network, each) for each in plans]
-    if len(written) == 1:
-        return written[0]
-    return min(written, key=lambda each: simulate(each, request.topology, request.size_bytes).seconds)
+    """A few pieces if they are enough, else trees side by side or finer timetables, whichever is done first."""
+    network, size_bytes = best.network, request.size_bytes
+    owners = network.devices if request.collective in ("reduce_scatter", "all_gather") else 0
+    groups = {slack: _cuts(request, slack)[0] for slack in SLACKS}
+    latency_s = max(steps(group) for group in groups[SLACKS[0]]) * float(network.latency_s.mean())
+    enough_s = GOOD_ENOUGH * size_bytes * best.packing.bound + latency_s
+    coarse = timetable(network, *_coarsest(request), size_bytes, enough_s)
+    if coarse.seconds <= enough_s:  # on one switch: a piece a device, in a hundred ops
+        return _written(request, network, coarse)
+    fair = (side_by_side(network, groups[slack], size_bytes, most_ops(size_bytes), owners) for slack in SLACKS)
+    plans: list[SideBySide | Timetable] = [plan for plan in fair if plan is not None]
+    for slack in SLACKS:
+        if plans and min(plan.seconds for plan in plans) <= enough_s:
+            break
+        plan, finer_helps = _finest_that_helps(request, best, slack, enough_s)
+        plans.append(plan)
+        if not finer_helps:  # it is latency that costs, not crowded wires
+            break
+    return _written(request, network, min(plans, key=lambda each: each.seconds))
 
 
-def _finest_that_helps(request: Request, best: Packed, enough_s: float) -> tuple[Timetable, int, bool]:
-    """The plan, how fine it is, and whether finer ones might do still better."""
-    slack, abreast = FIRST
+def _coarsest(request: Request) -> tuple[list[Group], list[int]]:
+    groups, cuts = _cuts(request, SLACKS[0])
+    return groups, cuts[0]
+
+
+def _finest_that_helps(request: Request, best: Packed, slack: float, enough_s: float) -> tuple[Timetable, bool]:
+    """The timetable from coarse to fine pieces, while that helps, and whether finer ones might do still better."""
     groups, cuts = _cuts(request, slack)
-    plan = timetable(best.network, groups, cuts[0], request.size_bytes, enough_s, abreast)
-    fineness, waits = 0, _waits(best.network, groups)
-    for at, counts in enumerate(cuts[1:], 1):
+    plan = timetable(best.network, groups, cuts[0], request.size_bytes, enough_s)
+    waits = _waits(best.network, groups)
+    for counts in cuts[1:]:
         if plan.seconds <= enough_s:
             break
         if plan.seconds < enough_s / GOOD_ENOUGH + float((waits @ counts).max()):
-            return plan, fineness, False
-        tried = timetable(best.network, groups, counts, request.size_bytes, enough_s, abreast)
+            return plan, False
+        tried = timetable(best.network, groups, counts, request.size_bytes, enough_s)
         if tried.seconds < plan.seconds:
-            plan, fineness = tried, at
-    return plan, fineness, True
+            plan = tried
+    return plan, True
 
 
 def _waits(network: Network, groups: list[Group]) -> NDArray[np.float64]:
@@ -79,12 +89,13 @@ def _waits(network: Network, groups: list[Group]) -> NDArray[np.float64]:
 
 
 def _cuts(request: Request, slack: float) -> tuple[list[Group], list[list[int]]]:
-    return _cuts_of(request.topology, request.devices, request.collective, request.root, slack)
+    ops = most_ops(request.size_bytes)
+    return _cuts_of(request.topology, request.devices, request.collective, request.root, slack, ops)
 
 
 @lru_cache(maxsize=32)
 def _cuts_of(
-    topology: Topology, devices: tuple[str, ...], collective: Collective, root: int, slack: float
+    topology: Topology, devices: tuple[str, ...], collective: Collective, root: int, slack: float, ops: int
 ) -> tuple[list[Group], list[list[int]]]:
     """Groups, and how many pieces of each to try, from coarse to fine: the numbers that promise the least time."""
     request = Request(topology, devices, 1, collective, root)
@@ -94,8 +105,7 @@ def _cuts_of(
     step = len(devices) if per_root else 1
     loads, hops = hop_loads(best.network, groups), max(len(group.up) + len(group.down) for group in groups)
     filling = max(steps(group) for group in groups) * float((1 / best.network.bytes_per_s).min())
-    most_ops = MOST_OPS if len(best.network.tails) <= 2 * FEW_ARCS else MOST_OPS // 3
-    most = max(1, most_ops // hops // step)
+    most = max(1, (ops if len(best.network.tails) <= MANY_ARCS else ops // 3) // hops // step)
     even: list[list[int]] = []  # the fewest pieces that load wires as evenly as the packing: on a switch, one a device
     promising: dict[int, tuple[float, list[int]]] = {}
     best_load = float((loads @ [group.part for group in groups]).max())
@@ -112,25 +122,24 @@ def _cuts_of(
     return groups, even + finer
 
 
-def _written(request: Request, network: Network, plan: Timetable) -> Schedule:
-    helpers = sorted({node for hop in plan.hops for node in (hop.source, hop.target) if node >= network.devices})
+def _written(request: Request, network: Network, plan: SideBySide | Timetable) -> Schedule:
+    moves, roots = plan.steps(), plan.roots
+    helpers = sorted({node for move in moves for node in (move.source, move.target) if node >= network.devices})
     rank = {node: node for node in range(network.devices)}
     rank |= {node: network.devices + at for at, node in enumerate(helpers)}
     writer, filled = Writer(), set[tuple[int, int]]()
-    for hop in plan.hops:
-        source, target = rank[hop.source], rank[hop.target]
-        first = target >= network.devices and (target, hop.piece) not in filled  # a host holds nothing to add to
-        filled.add((target, hop.piece))
-        kind: Kind = "reduce" if hop.reduces and not first else "copy"
-        writer.send(source, target, hop.piece, kind, hop.piece % plan.abreast)
-        deps = {*writer.ops[-1].deps, *(earlier.number for earlier in hop.after)}
-        writer.ops[-1] = writer.ops[-1]._replace(deps=tuple(sorted(deps)))
+    for source_node, target_node, piece, reduces, channel, after in moves:
+        source, target = rank[source_node], rank[target_node]
+        first = target >= network.devices and (target, piece) not in filled  # a host holds nothing to add to
+        filled.add((target, piece))
+        kind: Kind = "reduce" if reduces and not first else "copy"
+        writer.send(source, target, piece, kind, channel, after)
     return Schedule(
         name="packed-trees",
         collective=request.collective,
         ranks=(*request.devices, *(network.nodes[node] for node in helpers)),
         contributors=network.devices,
-        weights=(1,) * plan.pieces,
+        weights=(1,) * len(roots),
         ops=tuple(writer.ops),
-        owners=() if request.collective == "all_reduce" else tuple(plan.roots),
+        owners=() if request.collective == "all_reduce" else tuple(roots),
     )
