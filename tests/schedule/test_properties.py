@@ -100,16 +100,20 @@ def ask(topology: Topology) -> Request:
     return Request(topology, devices, LARGE)
 
 
-def test_on_random_wirings_no_strategy_beats_the_bound_and_packed_trees_come_close():
+@pytest.mark.parametrize(
+    ("examples", "allowed"),
+    [(40, 1), pytest.param(200, 4, marks=pytest.mark.slow)],  # 200 take four minutes
+)
+def test_on_random_wirings_no_strategy_beats_the_bound_and_packed_trees_come_close(examples: int, allowed: int):
     """Not yet within 5 % everywhere: where routes cross on a hub, a few of 200 are up to 7 % above the bound."""
     ratios = []
 
-    @settings(max_examples=200, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.one_of(wirings(), wirings(hubs=(NodeKind.SWITCH, NodeKind.HOST))))
     def collect(topology: Topology) -> None:
         ratios.append(check(ask(topology), 1.10))
 
     collect()
-    assert len(ratios) == 200
+    assert len(ratios) == examples
     above = sorted(ratio for ratio in ratios if ratio > 1.05)
-    assert len(above) <= 4, above
+    assert len(above) <= allowed, above
