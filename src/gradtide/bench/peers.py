@@ -16,7 +16,7 @@ from typing import Self
 
 from gradtide.errors import GradtideError
 
-__all__ = ["Peer", "PeerFailed", "interleave", "serve"]
+__all__ = ["Peer", "PeerFailed", "interleave", "repeating", "serve"]
 
 READY_S = 120.0
 ROUND_S = 600.0
@@ -99,13 +99,22 @@ def interleave(
     return seconds
 
 
-def serve(step: Callable[[], object], together: Callable[[], object] = lambda: None) -> None:
-    """The peer's side: `together` lets processes that work together start at one moment."""
+def repeating(step: Callable[[], object]) -> Callable[[int], object]:
+    """A `repeat` for serve that does one step after the other."""
+
+    def repeat(repetitions: int) -> None:
+        for _ in range(repetitions):
+            step()
+
+    return repeat
+
+
+def serve(repeat: Callable[[int], object], together: Callable[[], object] = lambda: None) -> None:
+    """The peer's side: repeat(n) does its work n times; `together` lets processes start at one moment."""
     print("ready", flush=True)
     for line in sys.stdin:
         repetitions = int(line.split()[1])
         together()
         started = time.perf_counter()
-        for _ in range(repetitions):
-            step()
+        repeat(repetitions)
         print(time.perf_counter() - started, flush=True)

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gradtide.bench.peers import serve
+from gradtide.bench.peers import repeating, serve
 from gradtide.store.tensors import bytes_of
 
 __all__ = ["KINDS", "main", "place"]
@@ -136,7 +136,7 @@ def main() -> None:
     torch.set_num_threads(1)
     place(placement, 0)
     value = torch.ones(int(size_bytes) // 4)
-    serve(KINDS[kind](value, placement, int(rank), address))
+    serve(repeating(KINDS[kind](value, placement, int(rank), address)))
 
 
 if __name__ == "__main__":

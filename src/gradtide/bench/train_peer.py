@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gradtide.bench.peers import serve
+from gradtide.bench.peers import repeating, serve
 from gradtide.collective import all_reduce
 from gradtide.parallel import DevicePool, find_devices, replicate, split_batch, train_batch
 from gradtide.train.models import build_model
 
 LR = 0.01
+Repeat = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class Job:
     rank: int
 
 
-def plain(job: Job) -> Callable[[], object]:
-    return _plain_step(job.model, job.batch)
+def plain(job: Job) -> Repeat:
+    return repeating(_plain_step(job.model, job.batch))
 
 
 def _plain_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Callable[[], object]:
@@ -43,7 +44,7 @@ def _plain_step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Callable[[], 
     return step
 
 
-def textbook(job: Job) -> Callable[[], object]:
+def textbook(job: Job) -> Repeat:
     """One device after the other, then an all-reduce of each parameter's gradient on device 0."""
     devices = find_devices(["cpu:0", "cpu:1"])
     replicas = [replica.module for replica in replicate(job.model, devices)]
@@ -60,36 +61,39 @@ def textbook(job: Job) -> Callable[[], object]:
                     parameter.sub_(LR * parameter.grad)
                     parameter.grad.zero_()
 
-    return step
+    return repeating(step)
 
 
-def ddp(job: Job) -> Callable[[], object]:
+def ddp(job: Job) -> Repeat:
     import torch.distributed as dist
 
     dist.init_process_group("gloo", f"file://{job.store}", rank=job.rank, world_size=job.processes)
     shares = [torch.tensor_split(part, job.processes)[job.rank] for part in job.batch]
     model = nn.parallel.DistributedDataParallel(job.model, gradient_as_bucket_view=True)
-    return _plain_step(model, (shares[0], shares[1]))
+    return repeating(_plain_step(model, (shares[0], shares[1])))
 
 
-def unsynchronised(job: Job) -> Callable[[], object]:
+def unsynchronised(job: Job) -> Repeat:
     """The ceiling: each device trains its own model on its own shard and never waits for the other."""
     devices = find_devices(["cpu:0", "cpu:1"])
     pool = DevicePool(devices)
     shards = split_batch(job.batch, devices)
     models = [replica.module for replica in replicate(job.model, devices)]
-    steps = [_plain_step(m, (shard.inputs, shard.targets)) for m, shard in zip(models, shards, strict=True)]
-    return lambda: pool.run(lambda index: steps[index]())
+    steps = [repeating(_plain_step(m, (s.inputs, s.targets))) for m, s in zip(models, shards, strict=True)]
+    return lambda repetitions: pool.run(lambda index: steps[index](repetitions))
 
 
-def gradtide(job: Job) -> Callable[[], object]:
+def gradtide(job: Job) -> Repeat:
     devices = find_devices(["cpu:0", "cpu:1"])
     pool = DevicePool(devices)
     replicas = replicate(job.model, devices)
     optimizers = [torch.optim.SGD(replica.module.parameters(), lr=LR) for replica in replicas]
-    return lambda: train_batch(
-        replicas, optimizers, split_batch(job.batch, devices), functional.cross_entropy, pool, "sharded"
-    )
+
+    def step() -> None:
+        shards = split_batch(job.batch, devices)
+        train_batch(replicas, optimizers, shards, functional.cross_entropy, pool, "sharded")
+
+    return repeating(step)
 
 
 KINDS = {"plain": plain, "textbook": textbook, "ddp": ddp, "unsynchronised": unsynchronised, "gradtide": gradtide}
@@ -102,14 +106,14 @@ def main() -> None:
     inputs = torch.rand(int(batch_size), 1, 28, 28, generator=generator)
     targets = torch.randint(10, (int(batch_size),), generator=generator)
     job = Job(build_model(model, 0), (inputs, targets), int(processes), store, int(rank))
-    step = KINDS[kind](job)
+    repeat = KINDS[kind](job)
     if kind == "ddp":
         import torch.distributed as dist
 
-        serve(step, dist.barrier)
+        serve(repeat, dist.barrier)
         dist.destroy_process_group()
     else:
-        serve(step)
+        serve(repeat)
 
 
 if __name__ == "__main__":
