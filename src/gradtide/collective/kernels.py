@@ -235,9 +235,20 @@ def _both_bits_overload(kind: Any, left: Any, right: Any) -> Any:
 
 @register_jitable
 def _combine(op: Any, target: Any, left: Any, right: Any, count: Any, zero: Any) -> None:
-    """target = left op right, elementwise; NaN wins in min and max, as in torch."""
-    a, b = carray(_pointer(left, zero), count), carray(_pointer(right, zero), count)
-    out = carray(_pointer(target, zero), count)
+    """target = left op right, elementwise. Target and left may be the same memory, but must not overlap otherwise.
+
+    LLVM's vector code asks whether two arrays overlap, and goes one by one if they do; of one array it need not ask.
+    """
+    out, b = carray(_pointer(target, zero), count), carray(_pointer(right, zero), count)
+    if target == left:
+        _elementwise(op, out, out, b, count, zero)
+    else:
+        _elementwise(op, out, carray(_pointer(left, zero), count), b, count, zero)
+
+
+@register_jitable(inline="always")
+def _elementwise(op: Any, out: Any, a: Any, b: Any, count: Any, zero: Any) -> None:
+    """out = a op b; NaN wins in min and max, as in torch."""
     if op in (Op.SUM, Op.MEAN):
         for i in range(count):
             out[i] = _narrow(_widen(a[i]) + _widen(b[i]), zero)
