@@ -33,10 +33,12 @@ class RunFolder:
 
     def observer(self, run: str) -> Callable[[Event], None]:
         """An observer that writes a line for each batch and each epoch of the run called so."""
-        started = self._clock()
+        started: float | None = None
 
         def observe(event: Event) -> None:
+            nonlocal started
             self._open()
+            started = self._clock() if started is None else started  # starting up is not training
             seconds = round(self._clock() - started, 6)
             if isinstance(event, BatchDone):
                 accuracy = None if event.correct is None else event.correct / event.samples
