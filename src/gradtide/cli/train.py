@@ -4,7 +4,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,7 +53,9 @@ def train(
     sync_batch_norm: Annotated[
         bool, typer.Option("--sync-batch-norm", help="Batch normalisation over all devices' samples")
     ] = False,
-    baseline: Annotated[bool, typer.Option("--baseline", help="Train on one device too, and compare")] = False,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Train on one of the devices alone, too, and compare")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of the first parameters and the order of the data")] = 0,
     name: Annotated[str | None, typer.Option(help="Of the run's folder  [default: from the options and time]")] = None,
     output: Annotated[Path, typer.Option(help="Where runs are kept")] = Path("runs"),
@@ -98,7 +101,8 @@ def _train_and_report(settings: _Settings, devices: str, baseline: bool, path: P
     try:
         for names in runs:
             title = f"{len(names)} device{'s' if len(names) > 1 else ''}"
-            results[title] = _one_run(settings, names, title, datasets, folder)
+            with _share_of_the_cores(len(found) if names is not runs[0] else 1):
+                results[title] = _one_run(settings, names, title, datasets, folder)
     except KeyboardInterrupt:
         folder.close()
         kept = f"; the metrics so far are in {folder.metrics}" if folder.metrics.exists() else ""
@@ -112,6 +116,19 @@ def _train_and_report(settings: _Settings, devices: str, baseline: bool, path: P
         print(json.dumps({"folder": str(path), "runs": figures}))
     else:
         _show_table(results, path)
+
+
+@contextmanager
+def _share_of_the_cores(devices: int) -> Iterator[None]:
+    """The baseline is one of the devices alone: on CPU, with as many cores as each of them has, not with all."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before // devices))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _load(settings: _Settings) -> tuple[Any, Any]:
