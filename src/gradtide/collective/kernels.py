@@ -9,12 +9,14 @@ Every kernel lives in this one file because numba's cache on disk looks at this 
 """
 
 import platform
+import warnings
 from typing import Any, NamedTuple
 
 import llvmlite.ir as ir
 import numpy as np
 from numba import carray, njit, types
 from numba.core import cgutils
+from numba.core.errors import NumbaIRAssumptionWarning
 from numba.extending import intrinsic, overload, register_jitable
 
 from gradtide.transport.futex import FUTEX_CALL
@@ -515,10 +517,13 @@ class Kernel:
 
     def _compile(self, element: Any) -> Any:
         # A cache that is missing, read-only, full or damaged costs the seconds of a compilation, never the run.
-        try:
-            return self._entry(njit(nogil=True, cache=True)(self._function), element)
-        except Exception:
-            return self._entry(njit(nogil=True)(self._function), element)
+        with warnings.catch_warnings():
+            # numba doubts its own inlining of _elementwise; the tests compare every bit with torch's.
+            warnings.simplefilter("ignore", NumbaIRAssumptionWarning)
+            try:
+                return self._entry(njit(nogil=True, cache=True)(self._function), element)
+            except Exception:
+                return self._entry(njit(nogil=True)(self._function), element)
 
     def _entry(self, dispatcher: Any, element: Any) -> Any:
         # The entry point takes the arguments as they are: a third of a microsecond less than numba's dispatch on types.
