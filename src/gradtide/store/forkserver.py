@@ -2,11 +2,10 @@
 
 Commands come as JSON lines on standard input, answers leave on standard output. Every process it made is watched: one
 that dies is made again, until its group is stopped. When standard input ends, or the parent is gone, all are ended and
-their folders removed. Children die with this process (PR_SET_PDEATHSIG), so nothing is left however it ends.
+their folders removed. Children die with this process (forking.py), so nothing is left however it ends.
 """
 
 import contextlib
-import ctypes
 import os
 import select
 import shutil
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 
+from gradtide.forking import Wake, fork
 from gradtide.store.arithmetic import Contribution
 from gradtide.store.messages import KeySpec
 from gradtide.store.roles import Role, run_role
@@ -25,7 +25,6 @@ from gradtide.store.updates import TorchArithmetic, update
 
 __all__ = ["Alive", "Command", "main"]
 
-_PR_SET_PDEATHSIG = 1
 _END_S = 5.0
 _LISTEN_S = 30.0
 _MIN_LIFE_S = 0.25  # a process that dies sooner than this is not made again at once
@@ -63,20 +62,16 @@ class _Child:
 class ForkServer:
     """Makes, watches and ends processes."""
 
+    wake: Wake = field(default_factory=Wake)
     children: list[_Child] = field(default_factory=list)
     buffer: bytes = b""
 
     def run(self) -> None:
         parent = os.getppid()
-        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_write)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
         print("ready", flush=True)
         while os.getppid() == parent:
-            readable, _, _ = select.select([0, wake_read], [], [], 0.5)
-            if wake_read in readable:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake_read, 4096)
+            readable, _, _ = select.select([0, self.wake.fd], [], [], 0.5)
+            self.wake.clear()
             self._heal()
             if 0 in readable and not self._read_commands():
                 break
@@ -113,12 +108,11 @@ class ForkServer:
         if role.address.startswith("unix:"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(role.address[5:])  # what a killed predecessor left
-        parent = os.getpid()
         ready, listens = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
+        pid = fork(self.wake)
         if pid == 0:
             os.close(ready)
-            _live_as(role, parent, listens)
+            _live_as(role, listens)
         os.close(listens)
         return _Child(role, folder, pid, time.monotonic(), ready)
 
@@ -137,17 +131,13 @@ class ForkServer:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _live_as(role: Role, parent: int, listens: int) -> None:
+def _live_as(role: Role, listens: int) -> None:
     """The child's whole life; never returns."""
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with open(os.devnull, "r+b") as nothing:
             os.dup2(nothing.fileno(), 0)
             os.dup2(nothing.fileno(), 1)
-        if os.getppid() == parent:  # else it died before we asked to be told
-            run_role(role, tell=lambda address: os.write(listens, b"l"))
+        run_role(role, tell=lambda address: os.write(listens, b"l"))
         os._exit(0)
     except BaseException as error:
         print(f"{role.name}: {error}", file=sys.stderr, flush=True)
