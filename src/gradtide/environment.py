@@ -1,23 +1,25 @@
 """The only reader of environment variables, into one frozen object."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gradtide.errors import ConfigError
 
-__all__ = ["Environment", "Launch", "read_environment", "with_root_allowed"]
+__all__ = ["Environment", "Launch", "extend_environment", "read_environment", "with_root_allowed", "with_variables"]
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a launcher (torchrun, say) tells each process of a job."""
+    """What a launcher (`gradtide run`, torchrun) tells each process of a job."""
 
     rank: int  # RANK
     size: int  # WORLD_SIZE
     master_addr: str  # MASTER_ADDR
     master_port: int  # MASTER_PORT
     agent_store: bool  # TORCHELASTIC_USE_AGENT_STORE: torchrun itself holds the store at that address
+    job: str = ""  # GRADTIDE_JOB: `gradtide run` started all ranks on this host; they meet under this name
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,26 @@ class Environment:
 
     cache_dir: Path  # GRADTIDE_CACHE, or a folder in XDG_CACHE_HOME or ~/.cache
     launch: Launch | None = None  # when RANK is set
+    store: str = ""  # GRADTIDE_STORE: the address of the job's store, if it has one
+    incarnation: int = 0  # GRADTIDE_INCARNATION: how often this rank was started again
+    elastic: bool = False  # GRADTIDE_ELASTIC: the job goes on when a worker dies
+    threads: int | None = None  # OMP_NUM_THREADS
+    colour: bool = True  # unless NO_COLOR is set or TERM is dumb
 
 
 def read_environment() -> Environment:
     own = os.environ.get("GRADTIDE_CACHE")
     shared = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Environment(cache_dir=Path(own) if own else Path(shared) / "gradtide", launch=_launch())
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    return Environment(
+        cache_dir=Path(own) if own else Path(shared) / "gradtide",
+        launch=_launch(),
+        store=os.environ.get("GRADTIDE_STORE", ""),
+        incarnation=_number("GRADTIDE_INCARNATION", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        elastic=os.environ.get("GRADTIDE_ELASTIC") == "1",
+        threads=int(threads) if threads.isdecimal() else None,
+        colour=not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
+    )
 
 
 def _launch() -> Launch | None:
@@ -43,16 +59,35 @@ def _launch() -> Launch | None:
         os.environ.get("MASTER_ADDR", "127.0.0.1"),
         _number("MASTER_PORT", "29500"),
         os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        _job(),
     )
+
+
+def _job() -> str:
+    """Our launcher's name for the job, unless another launcher (torchrun inside a worker) has started this process."""
+    job = os.environ.get("GRADTIDE_JOB", "")
+    return job if job == os.environ.get("TORCHELASTIC_RUN_ID") else ""
 
 
 def _number(name: str, default: str | None = None) -> int:
     text = os.environ.get(name, default)
     if text is None or not text.isdecimal():
-        raise ConfigError(f"the environment variable {name} must be a whole number, not {text!r}; start with torchrun")
+        raise ConfigError(
+            f"the environment variable {name} must be a whole number, not {text!r}; start with gradtide run or torchrun"
+        )
     return int(text)
 
 
 def with_root_allowed() -> dict[str, str]:
     """The environment for Open MPI's mpiexec, which refuses to run as root (in a container, say) unless told twice."""
     return dict(os.environ) | {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def with_variables(more: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment and more, for a process that it starts."""
+    return dict(os.environ) | dict(more)
+
+
+def extend_environment(more: Mapping[str, str]) -> None:
+    """Sets variables of this process: a worker does so once, before its script runs."""
+    os.environ.update(more)

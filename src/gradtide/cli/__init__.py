@@ -2,6 +2,7 @@
 
 app.py         puts the commands together; turns our errors into one line and exit code 2
 train.py       trains a model, shows it live, keeps what it saw
+run.py         starts a script on several workers of this machine
 plan.py        which synchronisation is best on these links, and why
 plan_sizes.py  which one wins from which size on
 topology.py    lists, shows, checks and probes topologies

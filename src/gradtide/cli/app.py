@@ -11,6 +11,7 @@ from gradtide.cli.bench import bench
 from gradtide.cli.chaos import chaos
 from gradtide.cli.doctor import doctor
 from gradtide.cli.plan import plan
+from gradtide.cli.run import SETTINGS, run
 from gradtide.cli.serve import coordinator, secret, serve
 from gradtide.cli.train import train
 from gradtide.errors import GradtideError
@@ -43,6 +44,7 @@ def _gradtide(
 
 
 app.command()(train)
+app.command(context_settings=SETTINGS)(run)
 app.command()(plan)
 app.command()(doctor)
 app.command()(serve)

@@ -23,6 +23,7 @@ segments.py      tensors in memory that all ranks see
 channel.py       messages from one rank to another on the same host
 board.py         the meeting place in shared memory, and waiting that notices the dead and the late
 kernels.py       the compiled part: atomics, copying, reducing
+preload.py       all of this loaded ahead, by a process that makes workers by fork
 """
 
 import importlib

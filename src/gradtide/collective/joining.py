@@ -1,5 +1,6 @@
 """How a group comes to be: on one host by name, or from a launcher's environment on as many hosts as there are."""
 
+from itertools import count
 from typing import Any
 
 import torch.distributed as dist
@@ -16,6 +17,8 @@ from gradtide.transport.rendezvous import Place, join_host
 
 __all__ = ["join_job", "join_one_host"]
 
+_joined = count(1)  # of this process's groups: ranks join them in the same order
+
 
 def join_one_host(name: str, rank: int, size: int, timeout_s: float) -> tuple[OneHost, Runner]:
     _check(rank, size)
@@ -27,6 +30,9 @@ def join_job(launch: Launch, timeout_s: float) -> tuple[OneHost | ManyHosts, Run
     """The backend, the runner, and each rank's host by number."""
     rank, size = launch.rank, launch.size
     _check(rank, size)
+    if launch.job:  # all ranks are here: no need for torch's store to find out, which takes a quarter of a second
+        host, runner = join_one_host(f"{launch.job}-{next(_joined)}", rank, size, timeout_s)
+        return host, runner, [0] * size
     store = _prefix("gradtide", open_store(launch, timeout_s))
     store = _prefix(f"group{_number_of_group(store, rank)}", store)
     hosts = find_hosts(store, rank, size, timeout_s)

@@ -1,0 +1,57 @@
+"""`gradtide run`: starts a script on several workers of this machine, and servers if it wants some."""
+
+import contextlib
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+__all__ = ["run"]
+
+SETTINGS = {"allow_interspersed_args": False, "ignore_unknown_options": False}
+
+
+def run(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python file, or with -m a module")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="For the script")] = None,
+    workers: Annotated[int, typer.Option(help="Processes that run the script")] = 1,
+    servers: Annotated[int, typer.Option(help="Processes that hold parameters, for a job over a store")] = 0,
+    min_workers: Annotated[
+        int | None, typer.Option(help="Go on while so many workers live  [default: all]", show_default=False)
+    ] = None,
+    max_restarts: Annotated[int, typer.Option(help="Start dead workers again, so often in all")] = 0,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Of each worker  [default: OMP_NUM_THREADS, or an even share]", show_default=False),
+    ] = None,
+    grace_s: Annotated[float, typer.Option("--grace", help="Seconds between a signal and SIGKILL")] = 1.5,
+    is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as with python -m")] = False,
+) -> None:
+    """Run a script on several workers of this machine: gradtide run --workers 4 script.py --lr 0.1"""
+    from gradtide.errors import ConfigError
+    from gradtide.launch import Launcher, Spec, Target, check_spec, check_target
+
+    target = Target(script, tuple(arguments or ()), is_module)
+    spec = Spec(
+        target=target, workers=workers, min_workers=min_workers, max_restarts=max_restarts, threads=threads,
+        grace_s=grace_s, preload="gradtide.collective.preload",
+    )  # fmt: skip
+    check_spec(spec)
+    if servers < 0:
+        raise ConfigError(f"--servers {servers} makes no sense; give 0 or more")
+    try:
+        check_target(target, [os.getcwd(), *sys.path])
+    except SyntaxError as error:
+        typer.echo("".join(traceback.format_exception_only(error)) + "gradtide: nothing was started", err=True)
+        raise typer.Exit(1) from None
+    with contextlib.ExitStack() as stack:
+        launcher = stack.enter_context(Launcher(spec))  # loads torch while servers, if any, do the same
+        variables = {}
+        if servers:
+            from gradtide.store.local import local_servers
+
+            variables["GRADTIDE_STORE"] = stack.enter_context(local_servers(servers)).address
+        code = launcher.run(variables)
+    raise typer.Exit(code)

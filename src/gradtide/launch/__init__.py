@@ -1,0 +1,19 @@
+"""Starts a job's processes on this machine: `gradtide run`.
+
+target.py      what workers run: a script or a module
+spec.py        what a job is to be, and what each worker finds around it
+launcher.py    starts the fork server and the workers, hands on signals, carries out what job.py decides
+job.py         what becomes of a job as workers fail and end: pure decisions
+wording.py     how failures are told
+output.py      what workers write, on its way to our own output
+lines.py       cuts it into whole lines, each marked by rank
+messages.py    what launcher, fork server and workers say to each other
+forkserver.py  a process with torch loaded that makes workers
+worker.py      a worker's life: it becomes what `python script.py` would be
+"""
+
+from gradtide.launch.launcher import Launcher
+from gradtide.launch.spec import Spec, check_spec
+from gradtide.launch.target import Target, check_target
+
+__all__ = ["Launcher", "Spec", "Target", "check_spec", "check_target"]

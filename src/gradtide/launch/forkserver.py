@@ -1,0 +1,150 @@
+"""A process with torch loaded that makes workers by fork: a worker is up in milliseconds, where an import takes 2 s.
+
+It has no thread but its own when it forks. Workers die with it (forking.py), what they started is ended with them, and
+when the launcher is gone, however it went, nothing stays behind.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gradtide.forking import Wake, become_reaper, fork
+from gradtide.launch.messages import COMMANDS, Ended, Forward, Ready, Start, receive, send
+from gradtide.launch.target import Target
+from gradtide.launch.worker import live
+
+__all__ = ["main"]
+
+_GONE_S = 2.0
+
+
+@dataclass(slots=True)
+class ForkServer:
+    """Makes workers, watches them, hands them signals."""
+
+    control: socket.socket
+    wake: Wake = field(default_factory=Wake)
+    ranks: dict[int, int] = field(default_factory=dict)  # of living workers, by pid
+    deadlines_s: dict[int, float] = field(default_factory=dict)  # when to kill a pid that was sent a signal
+
+    def run(self) -> Start | None:
+        """Until the launcher is gone. In a worker it returns at once, with what the worker is to be."""
+        send(self.control, Ready())
+        while True:
+            readable, _, _ = select.select([self.control.fileno(), self.wake.fd], [], [], self._until_next_deadline())
+            self.wake.clear()
+            self._bury()
+            self._kill_the_late()
+            if self.control.fileno() not in readable:
+                continue
+            received = receive(self.control, COMMANDS)
+            if received is None:
+                self._end_everything()
+                return None
+            command, descriptors = received
+            if isinstance(command, Forward):
+                self._forward(command)
+            elif self._make(command, descriptors):
+                return command
+
+    def _make(self, start: Start, descriptors: list[int]) -> bool:
+        """True in the worker."""
+        pid = fork(self.wake)
+        if pid == 0:
+            self.control.close()
+            os.dup2(descriptors[0], 1)
+            os.dup2(descriptors[1], 2)
+        else:
+            self.ranks[pid] = start.rank
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return pid == 0
+
+    def _forward(self, command: Forward) -> None:
+        for pid in [pid for pid, rank in self.ranks.items() if rank in command.ranks]:
+            os.kill(pid, command.number)
+            deadline_s = time.monotonic() + command.grace_s
+            self.deadlines_s[pid] = min(deadline_s, self.deadlines_s.get(pid, deadline_s))
+
+    def _until_next_deadline(self) -> float | None:
+        if not self.deadlines_s:
+            return None
+        return max(0.0, min(self.deadlines_s.values()) - time.monotonic())
+
+    def _kill_the_late(self) -> None:
+        for pid in [pid for pid, deadline_s in self.deadlines_s.items() if deadline_s <= time.monotonic()]:
+            os.kill(pid, signal.SIGKILL)
+            del self.deadlines_s[pid]
+
+    def _bury(self) -> None:
+        """Tells who has ended, and ends what they had started. Orphans that became ours are buried as well."""
+        while found := _someone_dead():
+            pid, status = found
+            if pid in self.ranks:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)  # not yet reaped, so the number is still its own
+            os.waitpid(pid, 0)
+            self.deadlines_s.pop(pid, None)
+            rank = self.ranks.pop(pid, None)
+            if rank is not None:
+                with contextlib.suppress(OSError):  # the launcher is gone: the next read says so
+                    send(self.control, Ended(rank, status, time.monotonic()))
+
+    def _end_everything(self) -> None:
+        """Kills until nobody is left: as parents die, their children become ours (become_reaper)."""
+        deadline_s = time.monotonic() + _GONE_S
+        while (children := {*self.ranks, *_children()}) and time.monotonic() < deadline_s:
+            for pid in children:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            select.select([self.wake.fd], [], [], 0.02)
+            self.wake.clear()
+            self._bury()
+
+
+def _someone_dead() -> tuple[int, int] | None:
+    """A child that has ended and its exit code (or minus the signal), left to be reaped."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if found is None:
+        return None
+    return found.si_pid, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def _children() -> list[int]:
+    with contextlib.suppress(OSError):  # some kernels lack this file; the workers themselves are known anyway
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return []
+
+
+def _load(module: str) -> None:
+    gc.disable()  # an import makes objects that stay: looking for garbage among them takes a tenth of the time
+    if module:
+        importlib.import_module(module).load()
+    gc.enable()
+    gc.freeze()  # nor need workers look at them, which would also copy their pages
+
+
+def main(arguments: list[str]) -> None:
+    """Arguments: two sockets' descriptors, the module to load, and the target. Returns when a worker's script does."""
+    control, reports = (socket.socket(fileno=int(descriptor)) for descriptor in arguments[:2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    become_reaper()
+    _load(arguments[2])
+    server = ForkServer(control)
+    start = server.run()
+    if start is None:
+        sys.stdout.flush()
+        os._exit(0)
+    del server
+    live(start, Target.from_arguments(arguments[3:]), reports)

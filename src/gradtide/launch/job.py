@@ -1,0 +1,151 @@
+"""What becomes of a job as its workers fail and end: pure decisions, which launcher.py carries out.
+
+The first failure matters: it is shown first and decides the exit code. A worker that merely fell because a peer did may
+be heard of earlier than that peer, so one of those is believed only when no better reason turns up within a second.
+"""
+
+import signal
+from dataclasses import dataclass, field
+
+from gradtide.launch.messages import Failure
+
+__all__ = ["Action", "Again", "GoOn", "Job", "Show", "Stop"]
+
+_CAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    """Show this failure."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End these workers."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Start this worker again."""
+
+    rank: int
+    incarnation: int
+    restarts: int  # of the job so far, this one included
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """Say that the job goes on without this worker."""
+
+    rank: int
+    left: int
+
+
+Action = Show | Stop | Again | GoOn
+
+
+@dataclass(slots=True)
+class Job:
+    """State only."""
+
+    workers: int
+    needed: int
+    max_restarts: int
+    restarts: int = 0
+    running: set[int] = field(default_factory=set)
+    lost: set[int] = field(default_factory=set)  # failed for good
+    incarnations: dict[int, int] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)  # in the order heard of
+    cause: Failure | None = None  # the failure that ended the job
+    signalled: int = 0  # the signal that we were asked to end with
+    _suspect: Failure | None = None  # one that fell, while nobody knows of another reason
+    _failing: set[int] = field(default_factory=set)  # said that they failed, and have not ended yet
+    _again: set[int] = field(default_factory=set)  # of these, who will be started again
+
+    def __post_init__(self) -> None:
+        self.running = set(range(self.workers))
+        self.incarnations = dict.fromkeys(self.running, 0)
+
+    @property
+    def ending(self) -> bool:
+        return self.cause is not None or bool(self.signalled)
+
+    def deadline_s(self) -> float | None:
+        """When to call `later`."""
+        return None if self._suspect is None or self.ending else self._suspect.at_s + _CAUSE_S
+
+    def reported(self, failure: Failure) -> list[Action]:
+        """A worker says that it failed; it has not ended yet."""
+        self._failing.add(failure.rank)
+        return self._failed(failure)
+
+    def ended(self, rank: int, status: int, at_s: float) -> list[Action]:
+        """A worker is gone."""
+        self.running.discard(rank)
+        actions: list[Action] = []
+        if rank in self._failing:
+            self._failing.discard(rank)
+        elif status and self.ending:
+            self.lost.add(rank)
+        elif status:
+            exit_code = status if status > 0 else 128 - status
+            actions += self._failed(Failure(rank, at_s, "", _how(status), exit_code=exit_code))
+        if rank in self._again and not self.ending:
+            self._again.discard(rank)
+            self.running.add(rank)
+            self.incarnations[rank] += 1
+            actions.append(Again(rank, self.incarnations[rank], self.restarts))
+        if not self.running and self._suspect is not None and not self.ending:
+            actions += self._end(self._suspect)  # all are gone: nobody is left who could be to blame
+        return actions
+
+    def later(self, now_s: float) -> list[Action]:
+        """The deadline has come."""
+        deadline_s = self.deadline_s()
+        if self._suspect is None or deadline_s is None or now_s < deadline_s:
+            return []
+        return self._end(self._suspect)
+
+    def interrupted(self, number: int) -> None:
+        """We were sent a signal, which all workers are sent as well."""
+        self.signalled = self.signalled or number
+
+    def exit_code(self) -> int:
+        if self.cause is not None:
+            return self.cause.exit_code
+        return 128 + self.signalled if self.signalled and self.lost else 0
+
+    def _failed(self, failure: Failure) -> list[Action]:
+        self.failures.append(failure)
+        self.lost.add(failure.rank)
+        if self.ending:
+            return []
+        if self.restarts < self.max_restarts:
+            self.restarts += 1
+            self.lost.discard(failure.rank)
+            self._again.add(failure.rank)
+            return [Show(failure)]
+        left = self.workers - len(self.lost)
+        if left >= self.needed:
+            return [Show(failure), GoOn(failure.rank, left)]
+        if failure.fell:
+            self._suspect = self._suspect or failure
+            return []
+        return self._end(failure)
+
+    def _end(self, cause: Failure) -> list[Action]:
+        self.cause = cause
+        return [Show(cause), Stop(tuple(sorted(self.running - {cause.rank})))]
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"ended with exit code {status}"
+    names = {one.value: one.name for one in signal.Signals}
+    name = names.get(-status, f"signal {-status}")
+    hint = "; if nobody did that, memory may have run out (see dmesg)" if -status == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"

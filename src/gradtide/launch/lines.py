@@ -1,0 +1,63 @@
+"""A worker's output, cut into whole lines with the worker's mark before each."""
+
+__all__ = ["Lines", "mark"]
+
+_LONGEST_BYTES = (
+    16 << 20
+)  # a line that grows beyond this is cut, so that output without line ends can't fill the memory
+_COLOURS = (36, 33, 35, 32, 34, 31)  # of a terminal: cyan, yellow, magenta, green, blue, red
+
+
+def mark(rank: int, workers: int, coloured: bool) -> bytes:
+    """`[1] `, as wide as the widest of the job."""
+    text = f"[{rank:>{len(str(workers - 1))}}]"
+    return (f"\033[{_COLOURS[rank % len(_COLOURS)]}m{text}\033[0m " if coloured else f"{text} ").encode()
+
+
+class Lines:
+    """Takes bytes as they come, gives back whole lines. A progress bar (text that returns to the line's beginning) is
+    shown as a terminal would leave it: the last state of each line, and now and then the one it is in."""
+
+    def __init__(self, before: bytes) -> None:
+        self._before = before
+        self._rest: list[bytes] = []
+        self._rest_bytes = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Whole lines; what comes after the last line end waits for its own."""
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            whole = b"".join((*self._rest, data[:cut]))
+            self._keep(data[cut:])
+            return self._marked(whole[:-1])
+        self._keep(data, *self._rest)
+        return self.flush() if self._rest_bytes > _LONGEST_BYTES else b""
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether there may be a progress bar to show."""
+        return self._rest_bytes > 1 and any(b"\r" in piece for piece in self._rest)
+
+    def progress(self) -> bytes:
+        """The state that an unfinished progress bar is in, as a line; empty if there is none or nothing changed."""
+        rest = b"".join(self._rest)
+        before, found, state = rest.rpartition(b"\r")
+        if not found:
+            return b""
+        self._keep(b"\r")  # what comes next is the next state
+        return self._marked(state or before.rpartition(b"\r")[2]) if (state or before) else b""
+
+    def flush(self) -> bytes:
+        """What was left without a line end, as a line."""
+        rest = b"".join(self._rest)
+        self._keep(b"")
+        return self._marked(rest) if rest.strip(b"\r") else b""
+
+    def _keep(self, last: bytes, *earlier: bytes) -> None:
+        self._rest = [*earlier, last] if last else list(earlier)
+        self._rest_bytes = sum(map(len, self._rest))
+
+    def _marked(self, text: bytes) -> bytes:
+        if b"\r" in text:
+            text = b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in text.split(b"\n"))
+        return self._before + text.replace(b"\n", b"\n" + self._before) + b"\n"

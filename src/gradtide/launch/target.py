@@ -1,0 +1,53 @@
+"""What workers run: a script or a module. Mistakes in naming it are found before anything is started."""
+
+import io
+import tokenize
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from gradtide.errors import ConfigError
+
+__all__ = ["Target", "check_target"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """As on Python's own command line: `script.py args...` or `-m module args...`."""
+
+    name: str  # of the script's file, or of the module
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+    def as_arguments(self) -> list[str]:
+        return [*(["-m"] if self.is_module else []), self.name, *self.arguments]
+
+    @classmethod
+    def from_arguments(cls, arguments: list[str]) -> "Target":
+        is_module = arguments[0] == "-m"
+        name, *rest = arguments[is_module:]
+        return cls(name, tuple(rest), is_module)
+
+
+def check_target(target: Target, search: list[str]) -> None:
+    """Raises ConfigError if there is nothing to run, and SyntaxError if Python can't read the script."""
+    if target.is_module:
+        top = target.name.partition(".")[0]
+        if not top.isidentifier() or PathFinder.find_spec(top, search) is None:
+            raise ConfigError(f"no module named {target.name!r} here or among the installed ones; check the name")
+        return
+    path = Path(target.name)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name the Python file in it, or a package with -m")
+    if not path.exists():
+        raise ConfigError(f"there is no script {path}; check the path, or use -m for a module")
+    try:
+        data = path.read_bytes()
+        text = io.TextIOWrapper(io.BytesIO(data), tokenize.detect_encoding(io.BytesIO(data).readline)[0]).read()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read ({error.strerror}); check its permissions") from None
+    except (SyntaxError, UnicodeDecodeError):  # detect_encoding calls an unknown or wrong encoding a SyntaxError
+        raise ConfigError(f"{path} is not a Python file") from None
+    if "\0" in text:
+        raise ConfigError(f"{path} is not a Python file")
+    compile(text, str(path.absolute()), "exec", dont_inherit=True)

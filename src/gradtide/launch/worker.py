@@ -1,0 +1,157 @@
+"""A worker's life after the fork: it becomes what `python script.py args...` would be, and tells how it failed.
+
+What a fork shares and a fresh process would not is undone: environment, streams, random numbers of numpy (Python's own
+are seeded again by Python), `__main__`, `sys.argv` and `sys.path`. An exception that nobody caught goes to the launcher
+instead of standard error, without the frames of this file, so that the first failure can be shown first.
+"""
+
+import contextlib
+import importlib.util
+import io
+import os
+import socket
+import sys
+import time
+import traceback
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from gradtide.environment import extend_environment
+from gradtide.errors import CommunicationError
+from gradtide.launch.messages import Failure, Start, send
+from gradtide.launch.target import Target
+
+__all__ = ["live"]
+
+_TRACEBACK_CHARACTERS = 40_000  # a message must fit into a socket's buffer
+_MESSAGE_CHARACTERS = 2_000
+_PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
+_MACHINERY = (__file__, "<frozen importlib", "<frozen runpy", importlib.util.__file__)
+
+
+def live(start: Start, target: Target, reports: socket.socket) -> None:
+    """Runs the target as __main__. Ends by returning, or by the SystemExit or KeyboardInterrupt that ends Python."""
+    _become_fresh(start)
+    try:
+        _run(target)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        error.__traceback__ = _without_ours(error.__traceback__)
+        _report(start.rank, error, reports)
+        if not isinstance(error, KeyboardInterrupt):
+            sys.exit(1)
+        sys.excepthook = lambda *ignored: None  # Python now ends itself by SIGINT, as ever, but has been heard already
+        raise
+
+
+def _become_fresh(start: Start) -> None:
+    extend_environment(start.variables)
+    os.setpgid(0, 0)  # what it starts can be ended with it
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # else lines would wait until a pipe's worth of them is there
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # or all workers would draw the same "random" numbers
+
+
+def _run(target: Target) -> None:
+    main = ModuleType("__main__")
+    sys.modules["__main__"] = main
+    sys.argv = [target.name, *target.arguments]
+    if target.is_module:
+        _enter(os.getcwd())
+        spec = _find(target.name)
+        assert spec.origin is not None
+        sys.argv[0] = spec.origin
+        main.__spec__, main.__package__ = spec, spec.parent
+        loader = _Loader("__main__", spec.origin)
+    else:
+        _enter(os.path.dirname(os.path.realpath(target.name)))
+        loader = _Loader("__main__", os.path.join(os.getcwd(), target.name.removeprefix("./")))
+    attributes: dict[str, Any] = main.__dict__
+    attributes.update(__file__=loader.path, __cached__=None, __annotations__={}, __builtins__=sys.modules["builtins"])
+    attributes["__loader__"] = SourceFileLoader("__main__", loader.path)
+    loader.exec_module(main)
+
+
+def _enter(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path.insert(0, folder)
+
+
+def _find(name: str) -> ModuleSpec:
+    """The module, or a package's __main__."""
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name = f"{name}.__main__"
+        spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise ModuleNotFoundError(f"No module named {name}", name=name)
+    return spec
+
+
+class _Loader(SourceFileLoader):
+    """Loads the main module as Python does: without looking for, or leaving, compiled bytecode."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        code: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return code
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_MACHINERY):
+        trace = trace.tb_next
+    return trace
+
+
+def _report(rank: int, error: BaseException, reports: socket.socket) -> None:
+    """Tells the launcher. If the script has a hook of its own for exceptions, that one shows the traceback."""
+    at_s, text = time.monotonic(), ""
+    if sys.excepthook is sys.__excepthook__:
+        text = "".join(traceback.format_exception(error))
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()  # what came before the failure is shown before it
+    failure = Failure(
+        rank=rank,
+        at_s=at_s,
+        kind=type(error).__name__,
+        message=_shortened(str(error), _MESSAGE_CHARACTERS),
+        where=_where(error),
+        traceback=_shortened(text, _TRACEBACK_CHARACTERS),
+        fell=_fell_with_a_peer(error),
+    )
+    with contextlib.suppress(OSError):  # the launcher is gone, and so are we in a moment
+        send(reports, failure)
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line outside of gradtide and of installed packages, or else the innermost of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    elsewhere = sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(__file__)), "<"
+    own = [frame for frame in frames if not frame.filename.startswith(elsewhere)]
+    for frame in reversed(own or frames):
+        return f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return f"{os.path.basename(error.filename or '')}:{error.lineno}" if isinstance(error, SyntaxError) else ""
+
+
+def _fell_with_a_peer(error: BaseException | None) -> bool:
+    """Whether it looks as if another worker's end is to blame."""
+    while error is not None:
+        if isinstance(error, CommunicationError | ConnectionError) or any(word in str(error) for word in _PEER_WORDS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _shortened(text: str, characters: int) -> str:
+    """The beginning and the end: a traceback's last lines say most."""
+    if len(text) <= characters:
+        return text
+    return (
+        f"{text[: characters // 2]}\n... {len(text) - characters:,} characters left out ...\n{text[-characters // 2 :]}"
+    )
