@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gradtide.collective import all_reduce
-    from gradtide.parallel import DevicePool, find_devices, replicate, split_batch, train_batch
+    from gradtide.parallel import DataParallel, DevicePool, find_devices, replicate, shard, split_batch, train_batch
     from gradtide.schedule.plan import plan
     from gradtide.store import Store, connect, local_servers, update
+    from gradtide.sync import Servers
     from gradtide.train import evaluate, fit
 
 __version__ = "0.1.0"
 
 # Where each public name lives.
 _EXPORTS = {
+    "DataParallel": "gradtide.parallel",
     "DevicePool": "gradtide.parallel",
+    "Servers": "gradtide.sync",
     "Store": "gradtide.store",
     "all_reduce": "gradtide.collective",
     "connect": "gradtide.store",
@@ -27,13 +30,16 @@ _EXPORTS = {
     "local_servers": "gradtide.store",
     "plan": "gradtide.schedule.plan",
     "replicate": "gradtide.parallel",
+    "shard": "gradtide.parallel",
     "split_batch": "gradtide.parallel",
     "train_batch": "gradtide.parallel",
     "update": "gradtide.store",
 }
 
 __all__ = [
+    "DataParallel",
     "DevicePool",
+    "Servers",
     "Store",
     "__version__",
     "all_reduce",
@@ -44,6 +50,7 @@ __all__ = [
     "local_servers",
     "plan",
     "replicate",
+    "shard",
     "split_batch",
     "train_batch",
     "update",

@@ -5,6 +5,8 @@ peers.py           processes that wait for a command and time themselves, so tha
 report.py          medians, ratios, a table and a JSON file
 train.py           gradtide against plain PyTorch, the textbook's loop and DDP over Gloo
 train_peer.py      one of these, in a process of its own
+workers.py         workers of gradtide against DDP, and processes that never synchronise
+workers_peer.py    one of these
 allreduce.py       collectives against Gloo, Open MPI and MPICH
 allreduce_peer.py  a rank of gradtide's or Gloo's
 allreduce_mpi.py   a rank of MPI's

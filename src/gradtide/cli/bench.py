@@ -16,24 +16,32 @@ bench = typer.Typer(help="Measure gradtide beside its peers, interleaved in one 
 @bench.command()
 def train(
     model: Annotated[str, typer.Option(help="lenet or mlp")] = "lenet",
-    batch_size: Annotated[int, typer.Option(help="Samples in a batch, over all devices")] = 256,
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch, over all devices or workers")] = 256,
+    workers: Annotated[int, typer.Option(help="So many processes, instead of the devices of one")] = 0,
     rounds: Annotated[int, typer.Option(help="Every contender runs once a round; the median counts")] = 5,
     steps: Annotated[int, typer.Option(help="Batches a round")] = 20,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-train-TIME.json]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table")] = False,
 ) -> None:
-    """Data-parallel training on two devices against plain PyTorch, the textbook's loop and DDP over Gloo."""
+    """Data-parallel training on two devices against plain PyTorch, the textbook's loop and DDP over Gloo.
+
+    With --workers 2: in processes of one thread each, against some that never synchronise, and DDP over Gloo.
+    """
     from rich.console import Console
 
     from gradtide.bench import report
     from gradtide.bench.train import bench_train
+    from gradtide.bench.workers import bench_workers
 
     path = output or Path("runs") / f"bench-train-{time.strftime('%Y%m%d-%H%M%S')}.json"
     report.check_output(path)
-    settings = {"model": model, "batch_size": batch_size, "rounds": rounds, "steps": steps}
+    settings = {"model": model, "batch_size": batch_size, "workers": workers, "rounds": rounds, "steps": steps}
     console = Console(stderr=True)
     with console.status("starting the contenders") as status:
-        found, seconds = bench_train(model, batch_size, rounds, steps, status.update)
+        if workers:
+            found, seconds = bench_workers(model, batch_size, workers, rounds, steps, status.update)
+        else:
+            found, seconds = bench_train(model, batch_size, rounds, steps, status.update)
     report.write(path, settings, "samples/s", found, seconds)
     if as_json:
         print(json.dumps([asdict(row) for row in found]))

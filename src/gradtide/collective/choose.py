@@ -6,7 +6,7 @@ from pathlib import Path
 from gradtide.errors import ConfigError, ScheduleError
 from gradtide.schedule.model import Schedule
 from gradtide.schedule.plan import plan, request_for
-from gradtide.schedule.request import STRATEGIES
+from gradtide.schedule.request import STRATEGIES, NotApplicable
 from gradtide.schedule.serialize import schedule_from_json
 from gradtide.topology.model import Link, Node, NodeKind, Topology
 
@@ -32,7 +32,10 @@ def choose(strategy: Strategy, topology: Topology, size_bytes: int) -> Schedule:
         return Schedule(strategy, "all_reduce", (topology.nodes[0].name,), 1, (1,), ())
     if strategy == "auto":
         return plan(topology, max(1, size_bytes)).best.schedule
-    return STRATEGIES[strategy](request_for(topology, max(1, size_bytes)))
+    try:
+        return STRATEGIES[strategy](request_for(topology, max(1, size_bytes)))
+    except NotApplicable as error:
+        raise ConfigError(f"strategy {strategy!r} does not fit these ranks ({error}); use 'auto', or another") from None
 
 
 def nominal_topology(host_of: list[int]) -> Topology:

@@ -120,7 +120,7 @@ class Group:
     def _run_schedule(
         self, tensor: Tensor, how: Reduction, strategy: Strategy, async_op: bool, timeout_s: float | None
     ) -> Any:
-        schedule = self._schedule(strategy, tensor.numel() * tensor.element_size())
+        schedule = self.schedule(strategy, tensor.numel() * tensor.element_size())
         if schedule.collective != "all_reduce":
             raise ScheduleError(f"schedule {schedule.name} is for {schedule.collective}, not for all_reduce")
         digest = self._runner.prepare(schedule)
@@ -135,7 +135,8 @@ class Group:
 
         return self._in_place(signature, tensor, work, async_op, timeout_s)
 
-    def _schedule(self, strategy: Strategy, size_bytes: int) -> Schedule:
+    def schedule(self, strategy: Strategy, size_bytes: int) -> Schedule:
+        """The schedule that an all_reduce of so many bytes would follow."""
         if isinstance(strategy, Schedule):
             return strategy
         key = strategy, size_bytes
@@ -279,6 +280,25 @@ class Group:
         signature = sign("shared_tensor", dtype, extents)
         create = self._host.segments.create
         return self._run(signature, lambda c: create(c.signature, extents, dtype, c.timeout_s), False, timeout_s)
+
+    def common_tensor(
+        self, shape: tuple[int, ...] | int, dtype: torch.dtype = torch.float32, *, timeout_s: float | None = None
+    ) -> Tensor:
+        """A zero-filled tensor that is one and the same for all ranks: what one writes, the others read.
+
+        All ranks call it together, and order their writes and reads by barriers. Only on one host.
+        """
+        if not self.on_one_host:
+            raise ConfigError("ranks on several hosts have no memory in common; use shared_tensor and a collective")
+        extents = (shape,) if isinstance(shape, int) else tuple(shape)
+        signature = sign("common_tensor", dtype, extents)
+        create = self._host.segments.create_common
+        return self._run(signature, lambda c: create(c.signature, extents, dtype, c.timeout_s), False, timeout_s)
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether all ranks share memory."""
+        return isinstance(self._backend, OneHost)
 
     def probe(self, budget_s: float = 2.0) -> Topology:
         """Measures the links between all ranks, one pair at a time, and plans on them from now on."""

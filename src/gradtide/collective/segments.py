@@ -52,6 +52,16 @@ class Segments:
         table[address] = _Segment(self._made, part_bytes, reference)
         return own
 
+    def create_common(
+        self, signature: Signature, shape: tuple[int, ...], dtype: torch.dtype, timeout_s: float
+    ) -> torch.Tensor:
+        """A zero-filled tensor that is one and the same for all ranks. All of them call it together."""
+        self._board.step(signature, timeout_s)
+        size_bytes = math.prod(shape) * dtype.itemsize
+        if size_bytes == 0:
+            return torch.empty(shape, dtype=dtype)
+        return tensor_over(self._share(-(-size_bytes // _PAGE) * _PAGE, timeout_s), dtype, shape)
+
     def _share(self, total_bytes: int, timeout_s: float) -> mmap.mmap:
         board = self._board
         if board.rank:

@@ -191,9 +191,13 @@ class _Optimized:
         return self._parameter.detach()
 
     def combine(self, contributions: Sequence[Contribution[Tensor]]) -> Tensor:
+        if not any(contribution.weight for contribution in contributions):
+            return self._parameter.new_empty(0).detach()  # nobody had a gradient: there is no step to take
         return weighted_mean([(c.weight, c.value) for c in contributions], divide=self._rule.reduce == "mean")
 
     def apply(self, combined: Tensor) -> None:
+        if combined.numel() == 0:
+            return
         self._parameter.grad = combined
         self._optimizer.step()
         self._parameter.grad = None

@@ -1,0 +1,27 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from gradtide.store.local import Forks
+
+HERE = Path(__file__).parent
+for folder in (HERE.parent / "collective", HERE):
+    sys.path.insert(0, str(folder))  # the workers' processes import ranks and training by that name too
+
+from ranks import Ranks  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def workers():
+    """Four processes, kept for all tests that leave them as they were."""
+    started = Ranks(4)
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """One fork server for all stores of these tests."""
+    with Forks() as started:
+        yield started
