@@ -16,6 +16,7 @@ __all__ = [
     "GradientsReady",
     "GradientsSynchronised",
     "ParametersUpdated",
+    "Waiting",
     "ignore",
 ]
 
@@ -33,6 +34,11 @@ class BatchStarted(Event):
 @dataclass(frozen=True, slots=True)
 class GradientsReady(Event):
     """Backward is done on every device; each holds its own gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(Event):
+    """This worker has done its part; from here on it waits for others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradtide.errors import ConfigError
+from gradtide.events import Emit, GradientsReady, ParametersUpdated, ignore
 from gradtide.schedule.model import Schedule
 from gradtide.sync import Job, Servers, current_job
 from gradtide.sync.choose import Wishes, choose_way
@@ -29,6 +30,7 @@ class DataParallel(nn.Module):
 
     `sync` is "auto", the name of a strategy ("ring"), a schedule's file, or `gradtide.Servers("bsp")`. All workers make
     it together and begin with worker 0's parameters and buffers. `explain()` says which way was chosen and why.
+    `emit` is called with every event of a step.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class DataParallel(nn.Module):
         share_parameters: bool | None = None,
         overlap: bool = True,
         job: Job | None = None,
+        emit: Emit = ignore,
     ) -> None:
         super().__init__()
+        self._emit = emit
         self.module, self.optimizer = module, optimizer
         self._job = current_job() if job is None else job
         self._trained = _find_trained(module, optimizer, clip_norm)
@@ -51,7 +55,7 @@ class DataParallel(nn.Module):
         self._weight: float | None = None  # what this worker's gradient counts in this step, once that is known
         self._collective = not isinstance(sync, Servers) and self._job.size > 1
         self._share_buffers()
-        self._way = choose_way(self._trained, self._job, self._wishes)
+        self._way = choose_way(self._trained, self._job, self._wishes, emit)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._on_gradient(index))
             for index, parameter in enumerate(self._trained.parameters)
@@ -64,9 +68,11 @@ class DataParallel(nn.Module):
 
     def step(self) -> None:
         """Synchronises what has not left yet, updates every worker's parameters alike, and clears the gradients."""
+        self._emit(GradientsReady())
         self._way.step(self._weight_now())
         self._weight = None
         self._share_buffers()
+        self._emit(ParametersUpdated())
         # What a learning-rate scheduler looks at before it warns that the optimizer has not stepped yet.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
 

@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from gradtide.events import Emit, GradientsSynchronised
 from gradtide.sync.ways import Trained
 
 __all__ = ["Alone", "take_step"]
@@ -10,8 +11,8 @@ __all__ = ["Alone", "take_step"]
 class Alone:
     """What a plain PyTorch loop does."""
 
-    def __init__(self, trained: Trained) -> None:
-        self._trained = trained
+    def __init__(self, trained: Trained, emit: Emit) -> None:
+        self._trained, self._emit = trained, emit
         self.reason = "one worker: there is nothing to synchronise"
 
     def ready(self, index: int, weight: float) -> None:
@@ -21,6 +22,7 @@ class Alone:
         pass
 
     def step(self, weight: float) -> None:
+        self._emit(GradientsSynchronised(0))
         take_step(self._trained)
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gradtide.collective.choose import Strategy
 from gradtide.errors import ConfigError
+from gradtide.events import Emit
 from gradtide.store.updates import ELEMENTWISE
 from gradtide.sync.alone import Alone
 from gradtide.sync.combine import ELEMENTS
@@ -25,11 +26,11 @@ class Wishes:
     overlap: bool = True
 
 
-def choose_way(trained: Trained, job: Job, wishes: Wishes) -> Way:
+def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit) -> Way:
     if isinstance(wishes.sync, Servers):
-        return ServersWay(trained, job, wishes.sync, overlap=wishes.overlap)
+        return ServersWay(trained, job, wishes.sync, emit, overlap=wishes.overlap)
     if job.group is None:
-        return Alone(trained)
+        return Alone(trained, emit)
     hindrance = _why_not_shared(trained, job)
     if wishes.share_parameters and (hindrance or wishes.sync != "auto"):
         raise ConfigError(f"parameters can't be shared: {hindrance or 'that goes with sync=auto alone'}")
@@ -39,16 +40,18 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes) -> Way:
             job.group,
             f"parameters are shared: all {job.size} workers are on one host and {_name(trained)} is elementwise, so "
             "each reduces and updates its own part in one pass over memory",
+            emit,
         )
     if wishes.sync != "auto":
-        return Reduce(trained, job.group, wishes.sync, f"strategy {wishes.sync}, as asked for", overlap=wishes.overlap)
+        reason = f"strategy {wishes.sync}, as asked for"
+        return Reduce(trained, job.group, wishes.sync, reason, emit, overlap=wishes.overlap)
     why = hindrance or "share_parameters=False"
     if job.group.on_one_host:
         reason = f"all-reduce in shared memory, then a step on each worker; parameters are not shared: {why}"
-        return Reduce(trained, job.group, None, reason, overlap=wishes.overlap)
+        return Reduce(trained, job.group, None, reason, emit, overlap=wishes.overlap)
     job.group.probe()
     reason = f"the fastest schedule for each bucket on the links as measured; parameters are not shared: {why}"
-    return Reduce(trained, job.group, "auto", reason, overlap=wishes.overlap)
+    return Reduce(trained, job.group, "auto", reason, emit, overlap=wishes.overlap)
 
 
 def _why_not_shared(trained: Trained, job: Job) -> str:

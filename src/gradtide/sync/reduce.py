@@ -7,6 +7,7 @@ import torch
 from gradtide.collective import Group
 from gradtide.collective.choose import Strategy
 from gradtide.errors import ConfigError
+from gradtide.events import Emit, GradientsSynchronised, Waiting
 from gradtide.handle import Handle
 from gradtide.sync.alone import take_step
 from gradtide.sync.buckets import Bucket, Buckets
@@ -19,9 +20,16 @@ class Reduce:
     """The way of ranks that hold a copy of the parameters each."""
 
     def __init__(
-        self, trained: Trained, group: Group, strategy: Strategy | None, reason: str, *, overlap: bool = True
+        self,
+        trained: Trained,
+        group: Group,
+        strategy: Strategy | None,
+        reason: str,
+        emit: Emit,
+        *,
+        overlap: bool = True,
     ) -> None:
-        self.reason = reason
+        self.reason, self._emit = reason, emit
         self._trained, self._group, self._strategy = trained, group, strategy
         self._handles: list[Handle[Any]] = []
         self._synchronised = self._stepping = False
@@ -48,9 +56,11 @@ class Reduce:
         for index, parameter in enumerate(self._trained.parameters):
             self._used[index] = parameter.grad is not None
         self._handles.append(self._group.all_reduce(self._used, "max", async_op=True))
+        self._emit(Waiting())
         for handle in self._handles:
             handle.wait()
         self._handles.clear()
+        self._emit(GradientsSynchronised(sum(bucket.memory.nbytes for bucket in self._buckets.all)))
         used = self._used.tolist()
         for bucket in self._buckets.all:
             for index, view in zip(bucket.indices, bucket.views, strict=True):

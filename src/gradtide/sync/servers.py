@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gradtide.errors import ConfigError, PeerTimeout
+from gradtide.events import Emit, GradientsSynchronised, Waiting
 from gradtide.handle import Handle
 from gradtide.store import Store, connect, update
 from gradtide.store.updates import ELEMENTWISE
@@ -51,7 +52,8 @@ class Servers:
 class ServersWay:
     """The way of workers whose parameters live on servers."""
 
-    def __init__(self, trained: Trained, job: Job, servers: Servers, *, overlap: bool = True) -> None:
+    def __init__(self, trained: Trained, job: Job, servers: Servers, emit: Emit, *, overlap: bool = True) -> None:
+        self._emit = emit
         self._trained, self._job, self._overlap, self._mode = trained, job, overlap, servers.mode
         address = servers.address or job.store
         consistency = servers.consistency
@@ -116,6 +118,7 @@ class ServersWay:
         self._push_the_rest(weight)
         used = torch.tensor([float(p.grad is not None) for p in self._trained.parameters])
         self._waiting.append(self._store.push(_USED, used))
+        self._wait_for_the_round()
         self._store.pull(self._gradients)
         for index, parameter in enumerate(self._trained.parameters):
             gradient = self._gradients[self._trained.names[index]]
@@ -126,6 +129,7 @@ class ServersWay:
         if self._servers_step:
             self._follow_options()
             self._push_the_rest(weight)
+            self._wait_for_the_round()
             self._store.pull(self._values)
             for parameter in self._trained.parameters:
                 parameter.grad = None
@@ -136,6 +140,14 @@ class ServersWay:
         self._share_buffers()
         self._waiting = [handle for handle in self._waiting if not _ended(handle)]
         self._start_buckets()
+
+    def _wait_for_the_round(self) -> None:
+        """In bsp, until the round is closed. Otherwise what was pushed may take its time: pull waits if it must."""
+        self._emit(Waiting())
+        if self._mode == "bsp":
+            for handle in self._waiting:
+                handle.wait()
+        self._emit(GradientsSynchronised(sum(p.nbytes for p in self._trained.parameters)))
 
     def _push_the_rest(self, weight: float) -> None:
         rest = [i for i in range(len(self._trained.parameters)) if i not in self._pushed]

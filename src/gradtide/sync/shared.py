@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gradtide.collective import Group
 from gradtide.errors import ConfigError
+from gradtide.events import Emit, GradientsSynchronised, Waiting
 from gradtide.sync.combine import combine_for
 from gradtide.sync.flat import Part, lay_out
 from gradtide.sync.pieces import PIECE_ELEMENTS, Piece, Stepper
@@ -28,8 +29,8 @@ __all__ = ["SharedParameters"]
 class SharedParameters:
     """The way of ranks on one host whose optimizer is elementwise."""
 
-    def __init__(self, trained: Trained, group: Group, reason: str) -> None:
-        self.reason = reason
+    def __init__(self, trained: Trained, group: Group, reason: str, emit: Emit) -> None:
+        self.reason, self._emit = reason, emit
         self._trained, self._group, self._rank, self._ranks = trained, group, group.rank, group.size
         self._flat = flat = lay_out(trained)
         self._dtype = trained.parameters[0].dtype
@@ -40,6 +41,7 @@ class SharedParameters:
         self._begin, self._end = flat.share(group.rank, group.size)
         self._stepper = Stepper(trained.optimizer, flat, self._values, (self._begin, self._end), self._make)
         self._gives = [self._places(index) for index in range(len(flat.starts))]
+        self._given_bytes = sum(place.nbytes for places in self._gives for place, _, _ in places)
         self._handed = [-1] * len(flat.starts)  # the version of each gradient when it was handed over
         self._scratch = torch.zeros(PIECE_ELEMENTS + 64, dtype=self._dtype)
         self._zeros = np.zeros(PIECE_ELEMENTS + 64, self._scratch.numpy().dtype)
@@ -65,10 +67,13 @@ class SharedParameters:
 
     def step(self, weight: float) -> None:
         self._hand_over_the_rest(weight)
+        self._emit(Waiting())
         self._group.barrier()
+        self._emit(GradientsSynchronised(self._given_bytes))
         used = [bool(by_anybody) for by_anybody in np.bitwise_or.reduce(self._used)]
         self._stepper.prepare(used)
         self._update(used, weight)
+        self._emit(Waiting())
         self._group.barrier()
         self._begun[self._rank] = 0
         for index, parameter in enumerate(self._trained.parameters):
