@@ -37,7 +37,7 @@ def build(name, dtype):
     return MODELS[name]().to(dtype)
 
 
-def batches(dtype, steps, size=61):
+def batches(dtype, steps, size=29):
     (images, labels), _ = load_digits()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
     for step in range(steps):

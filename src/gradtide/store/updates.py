@@ -191,9 +191,11 @@ class _Optimized:
         return self._parameter.detach()
 
     def combine(self, contributions: Sequence[Contribution[Tensor]]) -> Tensor:
-        if not any(contribution.weight for contribution in contributions):
-            return self._parameter.new_empty(0).detach()  # nobody had a gradient: there is no step to take
-        return weighted_mean([(c.weight, c.value) for c in contributions], divide=self._rule.reduce == "mean")
+        # A negative weight says: I had samples, but no gradient of this. It counts in the mean, and adds nothing.
+        weighted = [(1.0 if c.weight is None else c.weight, c.value) for c in contributions]
+        if not any(weight > 0 for weight, _ in weighted):
+            return self._parameter.detach().new_empty(0)  # nobody had a gradient: there is no step to take
+        return weighted_mean([(abs(w), value) for w, value in weighted], divide=self._rule.reduce == "mean")
 
     def apply(self, combined: Tensor) -> None:
         if combined.numel() == 0:

@@ -94,7 +94,7 @@ class ServersWay:
             self._push(self._full[id(bucket)], weight)
 
     def _push(self, indices: list[int], weight: float) -> None:
-        """Who has no gradient of a parameter says so with a weight of nought: if nobody has, nothing happens to it."""
+        """Who has no gradient of a parameter says so with a negative weight: if nobody has, nothing happens to it."""
         names, parameters = self._trained.names, self._trained.parameters
         gradients, nothing = {}, {}
         for index in indices:
@@ -105,7 +105,7 @@ class ServersWay:
                 gradients[names[index]] = gradient
         self._pushed.update(indices)
         counts = 1.0 if self._mode == "async" else weight
-        for named, counted in ((gradients, counts), (nothing, 0.0 if self._servers_step else counts)):
+        for named, counted in ((gradients, counts), (nothing, -counts if self._servers_step else counts)):
             if named:
                 self._waiting.append(self._store.push(named, weight=counted))
 
@@ -199,7 +199,7 @@ class ServersWay:
         if not self._servers_step:
             return update("mean")
         options = self._options[self._trained.names.index(name)]
-        return update(type(self._trained.optimizer).__name__, reduce="sum", **options)
+        return update(type(self._trained.optimizer).__name__, **options)
 
     def _read_options(self) -> list[dict[str, Any]]:
         groups = self._trained.optimizer.param_groups
