@@ -31,6 +31,7 @@ class Environment:
     store: str = ""  # GRADTIDE_STORE: the address of the job's store, if it has one
     incarnation: int = 0  # GRADTIDE_INCARNATION: how often this rank was started again
     elastic: bool = False  # GRADTIDE_ELASTIC: the job goes on when a worker dies
+    members: str = ""  # GRADTIDE_MEMBERS: where to ask who works together then
     threads: int | None = None  # OMP_NUM_THREADS
     colour: bool = True  # unless NO_COLOR is set or TERM is dumb
 
@@ -45,6 +46,7 @@ def read_environment() -> Environment:
         store=os.environ.get("GRADTIDE_STORE", ""),
         incarnation=_number("GRADTIDE_INCARNATION", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         elastic=os.environ.get("GRADTIDE_ELASTIC") == "1",
+        members=os.environ.get("GRADTIDE_MEMBERS", ""),
         threads=int(threads) if threads.isdecimal() else None,
         colour=not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
     )

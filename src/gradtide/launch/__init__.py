@@ -3,6 +3,8 @@
 target.py      what workers run: a script or a module
 spec.py        what a job is to be, and what each worker finds around it
 launcher.py    starts the fork server and the workers, hands on signals, carries out what job.py decides
+members.py     who works together in a job that outlives its workers: pure decisions
+registrar.py   where workers ask for that
 job.py         what becomes of a job as workers fail and end: pure decisions
 wording.py     how failures are told
 output.py      what workers write, on its way to our own output

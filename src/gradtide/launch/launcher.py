@@ -16,6 +16,7 @@ from gradtide.launch import wording
 from gradtide.launch.job import Action, Again, GoOn, Job, Show
 from gradtide.launch.messages import EVENTS, Ended, Failure, Forward, Ready, Start, receive, send
 from gradtide.launch.output import Output
+from gradtide.launch.registrar import Registrar
 from gradtide.launch.spec import Spec, describe, free_port, variables_of
 
 __all__ = ["Launcher"]
@@ -40,6 +41,7 @@ class Launcher:
         self._reports.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._output = Output(spec.workers, self._selector)
+        self._registrar = Registrar(spec.name, self._selector) if spec.elastic else None
         self._port = free_port()
         self._variables: dict[str, str] = {}
         self._running = self._ready = self._server_gone = False
@@ -60,7 +62,8 @@ class Launcher:
 
     def run(self, variables: dict[str, str]) -> int:
         """Starts the workers, with these variables besides the usual ones, and stays until all are gone."""
-        self._variables, self._running = variables, True
+        members = {} if self._registrar is None else {"GRADTIDE_MEMBERS": self._registrar.address}
+        self._variables, self._running = variables | members, True
         self._output.say(describe(self.spec))
         self._selector.register(self._control, selectors.EVENT_READ)
         self._selector.register(self._reports, selectors.EVENT_READ)
@@ -77,18 +80,31 @@ class Launcher:
                 self._hear_server()
             elif key.fileobj is self._reports:
                 self._hear_workers()
+            elif self._registrar is not None and self._registrar.owns(key.fileobj):
+                self._registrar.hear(key.fileobj)
             else:
                 self._output.show(key.fd)
+        self._regroup()
         self._output.show_progress()
         self._act(self.job.later(time.monotonic()))
         if self._output.reader_gone and not self.job.ending:
             self._on_signal(signal.SIGPIPE, None)
 
+    def _regroup(self) -> None:
+        """Whoever asked is told who works together, once all have; who keeps the others waiting is ended."""
+        if self._registrar is not None:
+            for rank in self._registrar.members.late(self.job.running, time.monotonic()):
+                self._output.say(f"worker {rank} does not answer, and the others have waited long enough: it is ended")
+                self._forward(signal.SIGKILL, (rank,), 0.0)
+            self._registrar.answer(self.job.running)
+
     def _patience_s(self) -> float | None:
-        deadline_s = self.job.deadline_s()
-        mine_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-        patiences_s = [given_s for given_s in (mine_s, self._output.patience_s()) if given_s is not None]
-        return min(patiences_s, default=None)
+        deadlines_s = [self.job.deadline_s()]
+        if self._registrar is not None:
+            deadlines_s.append(self._registrar.members.deadline_s())
+        mine = [max(0.0, deadline_s - time.monotonic()) for deadline_s in deadlines_s if deadline_s is not None]
+        patience_s = self._output.patience_s()
+        return min([*mine, *([] if patience_s is None else [patience_s])], default=None)
 
     def _hear_server(self) -> None:
         received = receive(self._control, EVENTS)
@@ -100,6 +116,8 @@ class Launcher:
         elif isinstance(received[0], Ended):
             ended = received[0]
             self._output.drain(ended.rank)
+            if self._registrar is not None:
+                self._registrar.gone(ended.rank)
             self._act(self.job.ended(ended.rank, ended.status, ended.at_s))
 
     def _hear_workers(self) -> None:
@@ -176,6 +194,8 @@ class Launcher:
             self._server.wait()
         self._output.close()
         self._reports.close()
+        if self._registrar is not None:
+            self._registrar.close()
         self._selector.close()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradtide.errors import ConfigError
+from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeout
 from gradtide.events import Emit, GradientsReady, ParametersUpdated, ignore
 from gradtide.schedule.model import Schedule
 from gradtide.sync import Job, Servers, current_job
 from gradtide.sync.choose import Wishes, choose_way
+from gradtide.sync.state import Snapshot
 from gradtide.sync.ways import Trained
 
 __all__ = ["DataParallel"]
@@ -47,13 +48,13 @@ class DataParallel(nn.Module):
     ) -> None:
         super().__init__()
         self._emit = emit
+        self._last: Snapshot
         self.module, self.optimizer = module, optimizer
         self._job = current_job() if job is None else job
         self._trained = _find_trained(module, optimizer, clip_norm)
         self._wishes = Wishes(sync, share_parameters, overlap)
         self._synchronising, self._joining = True, False
         self._weight: float | None = None  # what this worker's gradient counts in this step, once that is known
-        self._collective = not isinstance(sync, Servers) and self._job.size > 1
         self._share_buffers()
         self._way = choose_way(self._trained, self._job, self._wishes, emit)
         self._hooks = [
@@ -69,9 +70,16 @@ class DataParallel(nn.Module):
     def step(self) -> None:
         """Synchronises what has not left yet, updates every worker's parameters alike, and clears the gradients."""
         self._emit(GradientsReady())
-        self._way.step(self._weight_now())
+        finished = False
+        try:
+            self._way.step(self._weight_now())
+            finished = True
+            self._share_buffers()
+        except CommunicationError as error:
+            if self._job.elastic is None or not self._collective:
+                raise
+            self._go_on(error, finished)
         self._weight = None
-        self._share_buffers()
         self._emit(ParametersUpdated())
         # What a learning-rate scheduler looks at before it warns that the optimizer has not stepped yet.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -88,6 +96,30 @@ class DataParallel(nn.Module):
             yield
         finally:
             self._synchronising = before
+
+    def _go_on(self, error: CommunicationError, finished: bool) -> None:
+        """A peer died: those who are left go on from the last finished step, and `shard` gives the lost batch again."""
+        assert self._job.elastic is not None
+        while True:
+            self._job.undone = not finished
+            try:
+                self._job.regroup()  # from here on nobody writes to what the ranks shared
+                if self._way is not None:
+                    self._way.close()
+                    self._last, self._way = Snapshot(self._trained), None  # type: ignore[assignment]
+                self._last.restore()
+                self._share_buffers()
+                self._way = choose_way(self._trained, self._job, self._wishes, self._emit)
+            except CommunicationError as another:
+                if isinstance(another, PeerLost | PeerTimeout):
+                    continue  # one more died meanwhile
+                raise another from error
+            del self._last
+            return
+
+    @property
+    def _collective(self) -> bool:
+        return not isinstance(self._wishes.sync, Servers) and self._job.group is not None
 
     def explain(self) -> str:
         """Which way the gradients go, and why."""

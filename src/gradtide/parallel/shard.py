@@ -30,7 +30,14 @@ class shard(Iterable[Any]):
     def __iter__(self) -> Iterator[Any]:
         try:
             for batch in self._loader:
+                self._job.batches += 1
+                if self._job.behind:  # a worker that came later begins where the others are
+                    self._job.behind -= 1
+                    continue
                 yield self._part(batch)
+                while self._job.undone:  # its step was lost with a worker: once more, cut for those who are left
+                    self._job.undone = False
+                    yield self._part(batch)
         finally:
             self._job.share = None
 

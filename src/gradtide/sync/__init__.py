@@ -2,6 +2,7 @@
 
 job.py            the processes that train together, as this one sees them
 ways.py           what every way to synchronise can do
+state.py          where the job stands: told to newcomers, and kept for a step that has to be undone
 choose.py         which way a model goes, and why
 alone.py          one worker: nothing to synchronise
 flat.py           parameters laid out in one flat space, and who owns which share of it

@@ -12,6 +12,7 @@ from gradtide.sync.job import Job
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import Servers, ServersWay
 from gradtide.sync.shared import SharedParameters
+from gradtide.sync.state import share_state
 from gradtide.sync.ways import Trained, Way
 
 __all__ = ["Wishes", "choose_way"]
@@ -31,6 +32,7 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit) -> Way:
         return ServersWay(trained, job, wishes.sync, emit, overlap=wishes.overlap)
     if job.group is None:
         return Alone(trained, emit)
+    share_state(trained, job, job.group)
     hindrance = _why_not_shared(trained, job)
     if wishes.share_parameters and (hindrance or wishes.sync != "auto"):
         raise ConfigError(f"parameters can't be shared: {hindrance or 'that goes with sync=auto alone'}")

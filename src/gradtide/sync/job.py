@@ -4,9 +4,10 @@ import functools
 from dataclasses import dataclass, field
 
 from gradtide.collective import Group
+from gradtide.decrees import Ask, ask
 from gradtide.environment import read_environment
 
-__all__ = ["Job", "Share", "current_job"]
+__all__ = ["Elastic", "Job", "Share", "current_job"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,29 @@ class Share:
 
 
 @dataclass(slots=True)
+class Elastic:
+    """What a worker of a job that outlives its workers knows: whom to ask, and where the job stands."""
+
+    address: str  # of the launcher
+    name: str  # of the job
+    number: int  # this worker's, which stays when ranks change
+    generation: int = 0  # of the group that it is in; 0: of none yet
+    newcomer: bool = False  # whether it came when the others were under way
+
+
+@dataclass(slots=True)
 class Job:
     """Who works together. `shard` notes here which part of the batch is ours, and the model reads it."""
 
     rank: int = 0
     size: int = 1
     store: str | None = None  # the address of the job's parameter servers, if it has any
-    share: Share | None = None  # of the batch that is being worked on; None when nobody said
+    elastic: Elastic | None = None  # set when the job goes on without a worker that dies
     timeout_s: float = 60.0
+    share: Share | None = None  # of the batch that is being worked on; None when nobody said
+    batches: int = 0  # that `shard` has given so far
+    behind: int = 0  # batches that the others were given before this worker came
+    undone: bool = False  # the step of the last batch was lost with a worker: `shard` gives it again
     _group: Group | None = field(default=None, repr=False)
 
     @classmethod
@@ -40,9 +56,26 @@ class Job:
     @property
     def group(self) -> Group | None:
         """The ranks' group, joined when it is first asked for: training over servers needs none. None: one worker."""
-        if self._group is None and self.size > 1:
+        if self._group is None and self.elastic is not None and self.elastic.generation == 0:
+            self.regroup()
+        elif self._group is None and self.size > 1:
             self._group = Group.from_environment(timeout_s=self.timeout_s)
         return self._group
+
+    def regroup(self) -> None:
+        """Joins those who are left, and those who have come, once all of them ask."""
+        assert self.elastic is not None
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+        state = self.elastic
+        decree = ask(state.address, Ask(state.number, state.generation), 2 * self.timeout_s)
+        state.newcomer = state.generation == 0 and decree.generation > 1
+        state.generation = decree.generation
+        self.rank, self.size = decree.ranks.index(state.number), len(decree.ranks)
+        if self.size > 1:
+            name = f"{state.name}-generation-{decree.generation}"
+            self._group = Group.join(name, self.rank, self.size, timeout_s=self.timeout_s)
 
     @property
     def weight(self) -> float:
@@ -60,4 +93,6 @@ def current_job() -> Job:
     store = around.store or None
     if around.launch is None:
         return Job(store=store)
-    return Job(around.launch.rank, around.launch.size, store)
+    launch = around.launch
+    elastic = Elastic(around.members, launch.job, launch.rank) if around.members else None
+    return Job(launch.rank, launch.size, store, elastic)

@@ -92,11 +92,14 @@ class Stepper:
                 self.states[name] = State(self._make(), self._make())
         self._stateless_with = None if self._watch.state else options
 
-    def step(self, piece: Piece, gradient: Tensor) -> None:
-        """One step of one piece, after its state as it was is kept."""
-        inner, values = self._inner, piece.values
+    def keep(self, piece: Piece) -> None:
+        """Keeps its state as it is, for a step that may have to be undone."""
         for state in self.states.values():
             state.kept[piece.begin : piece.end].copy_(state.now[piece.begin : piece.end])
+
+    def step(self, piece: Piece, gradient: Tensor) -> None:
+        """One step of one piece."""
+        inner, values = self._inner, piece.values
         groups = inner.param_groups
         values.grad = gradient
         inner.param_groups = [{**groups[piece.group], "params": [values]}]
@@ -122,7 +125,9 @@ class Stepper:
     def undo(self) -> None:
         """The witnesses of a step that was not finished."""
         for witness, before in zip(self._witnesses, self._before, strict=False):
-            self._watch.state[witness] = before
+            self._watch.state.pop(witness, None)
+            if before:
+                self._watch.state[witness] = before
 
     # --- what a parameter's state is ---
 

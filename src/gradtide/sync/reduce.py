@@ -84,3 +84,5 @@ class Reduce:
 
     def close(self) -> None:
         self._hook.remove()
+        for parameter in self._trained.parameters:
+            parameter.grad = None  # it may be a view of a bucket

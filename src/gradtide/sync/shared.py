@@ -25,6 +25,8 @@ from gradtide.sync.ways import Trained
 
 __all__ = ["SharedParameters"]
 
+_STEP_BITS = 24  # of `begun`: how many pieces; above them, of which step
+
 
 class SharedParameters:
     """The way of ranks on one host whose optimizer is elementwise."""
@@ -47,6 +49,9 @@ class SharedParameters:
         self._zeros = np.zeros(PIECE_ELEMENTS + 64, self._scratch.numpy().dtype)
         self._kernel = combine_for(self._dtype)
         self._arrays = self._values.numpy(), self._inbox.numpy(), self._scratch.numpy()
+        self._finished, self._updating = 0, False  # steps
+        if trained.optimizer.state:
+            self._load_state()
         self._hooks = self._watch_optimizer()
 
     # --- a gradient's way ---
@@ -71,11 +76,12 @@ class SharedParameters:
         self._group.barrier()
         self._emit(GradientsSynchronised(self._given_bytes))
         used = [bool(by_anybody) for by_anybody in np.bitwise_or.reduce(self._used)]
+        self._updating = True
         self._stepper.prepare(used)
         self._update(used, weight)
         self._emit(Waiting())
         self._group.barrier()
-        self._begun[self._rank] = 0
+        self._finished, self._updating = self._finished + 1, False
         for index, parameter in enumerate(self._trained.parameters):
             parameter.grad = None
             self._handed[index] = -1
@@ -103,7 +109,8 @@ class SharedParameters:
                 continue
             length = piece.end - piece.begin
             self._combine(piece, weight)
-            self._begun[self._rank] = number + 1
+            self._stepper.keep(piece)
+            self._begun[self._rank] = (self._finished << _STEP_BITS) + number + 1
             self._stepper.step(piece, self._scratch[:length])
 
     def _combine(self, piece: Piece, weight: float) -> None:
@@ -176,9 +183,10 @@ class SharedParameters:
         for index, parameter in enumerate(self._trained.parameters):
             begin = self._flat.starts[index]
             state = self._stepper.state_of(index, begin, begin + parameter.numel())
-            self._trained.optimizer.state[parameter] = {
-                name: value.view(parameter.shape) if _is_flat(value) else value for name, value in state.items()
-            }
+            if state:
+                self._trained.optimizer.state[parameter] = {
+                    name: value.view(parameter.shape) if _is_flat(value) else value for name, value in state.items()
+                }
 
     def _load_state(self) -> None:
         """After optimizer.load_state_dict, which all ranks call."""
@@ -200,13 +208,37 @@ class SharedParameters:
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        values = self._values.clone()
+        states = {name: state.now.clone() for name, state in self._stepper.states.items()}
+        if self._updating:
+            self._take_back(values, states)
         self.show_state()
-        with torch.no_grad():
-            for parameter in self._trained.parameters:
-                parameter.data = parameter.detach().clone()
-        state = self._trained.optimizer.state
-        for parameter in self._trained.parameters:
-            state[parameter] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state[parameter].items()}
+        optimizer = self._trained.optimizer
+        for index, parameter in enumerate(self._trained.parameters):
+            begin = self._flat.starts[index]
+            mine = slice(begin, begin + parameter.numel())
+            parameter.data = values[mine].view(parameter.shape)
+            shown = optimizer.state.pop(parameter, {})
+            if shown:
+                optimizer.state[parameter] = {
+                    name: states[name][mine].view(parameter.shape) if name in states else value
+                    for name, value in shown.items()
+                }
+
+    def _take_back(self, values: Tensor, states: dict[str, Tensor]) -> None:
+        """What any rank has begun of a step that was not finished. All who live have stopped by now."""
+        self._stepper.undo()
+        used = np.bitwise_or.reduce(self._used)
+        for rank in range(self._ranks):
+            step, begun = divmod(int(self._begun[rank]), 1 << _STEP_BITS)
+            if step != self._finished:
+                continue
+            pieces = self._flat.pieces(*self._flat.share(rank, self._ranks), PIECE_ELEMENTS, apart=self._stepper.apart)
+            for _, parts in pieces[:begun]:
+                for part in parts if used[parts[0].index] or not self._stepper.apart else ():
+                    values[part.begin : part.end] = self._inbox[part.begin : part.end]
+                    for name, state in self._stepper.states.items():
+                        states[name][part.begin : part.end] = state.kept[part.begin : part.end]
 
 
 def _is_flat(value: Any) -> bool:

@@ -41,4 +41,7 @@ class Way(Protocol):
         """Synchronises what is left, updates the parameters on every rank, and clears the gradients."""
 
     def close(self) -> None:
-        """Lets go of what it holds; the parameters keep their values."""
+        """Lets go of what it holds. Parameters and optimizer state are this process's own, as the last step left them.
+
+        A step that could not be finished, because a peer died, never was.
+        """

@@ -1,0 +1,82 @@
+"""Where workers of a job that outlives them ask who works together: a socket of the launcher's."""
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import time
+
+import msgspec
+
+from gradtide.decrees import Ask
+from gradtide.launch.members import Members
+
+__all__ = ["Registrar"]
+
+_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
+_MESSAGE_BYTES = 4096
+
+
+class Registrar:
+    """Hears what workers ask, and tells them what members.py decides."""
+
+    def __init__(self, name: str, selector: selectors.BaseSelector) -> None:
+        self.address = f"gradtide-members-{name}"
+        self.members = Members()
+        self._selector = selector
+        self._waiting: dict[int, socket.socket] = {}  # for an answer, by rank
+        self._open: set[socket.socket] = set()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(f"\0{self.address}")
+        self._listener.listen(64)
+        selector.register(self._listener, selectors.EVENT_READ)
+
+    def owns(self, thing: object) -> bool:
+        return thing is self._listener or thing in self._open
+
+    def hear(self, thing: object) -> None:
+        """Something can be read."""
+        if thing is self._listener:
+            worker, _ = self._listener.accept()
+            credentials = worker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(credentials)[1] != os.getuid():
+                worker.close()
+                return
+            self._open.add(worker)
+            self._selector.register(worker, selectors.EVENT_READ)
+        elif isinstance(thing, socket.socket):
+            try:
+                ask = msgspec.json.decode(thing.recv(_MESSAGE_BYTES), type=Ask)
+            except (OSError, msgspec.MsgspecError):  # hung up, or no worker of ours
+                self._drop(thing)
+                return
+            self._waiting[ask.rank] = thing
+            self.members.asked(ask, time.monotonic())
+
+    def gone(self, rank: int) -> None:
+        self.members.gone(rank)
+        if rank in self._waiting:
+            self._drop(self._waiting[rank])
+
+    def answer(self, living: set[int]) -> None:
+        """Tells everybody who waits, once everybody has asked."""
+        decree = self.members.decree(living)
+        if decree is None:
+            return
+        for worker in list(self._waiting.values()):
+            with contextlib.suppress(OSError):  # it has just died, and the others will notice
+                worker.send(msgspec.json.encode(decree))
+            self._drop(worker)
+
+    def _drop(self, worker: socket.socket) -> None:
+        self._open.discard(worker)
+        self._waiting = {rank: other for rank, other in self._waiting.items() if other is not worker}
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(worker)
+        worker.close()
+
+    def close(self) -> None:
+        for worker in list(self._open):
+            self._drop(worker)
+        self._listener.close()

@@ -1,0 +1,44 @@
+from gradtide.decrees import Ask
+from gradtide.launch.members import PATIENCE_S, Members
+
+
+def test_nobody_is_told_before_all_who_live_have_asked():
+    members = Members()
+    members.asked(Ask(1, 0), 0.0)
+    assert members.decree({0, 1}) is None
+    members.asked(Ask(0, 0), 1.0)
+    decree = members.decree({0, 1})
+    assert decree is not None
+    assert (decree.generation, decree.ranks) == (1, (0, 1))
+    assert members.decree({0, 1}) is None
+
+
+def test_survivors_come_before_newcomers():
+    members = Members(generation=3)
+    for rank, generation in ((0, 0), (2, 3), (1, 3)):
+        members.asked(Ask(rank, generation), 0.0)
+    decree = members.decree({0, 1, 2})
+    assert decree is not None
+    assert (decree.generation, decree.ranks) == (4, (1, 2, 0))
+
+
+def test_one_that_dies_after_asking_is_not_waited_for():
+    members = Members()
+    members.asked(Ask(0, 1), 0.0)
+    members.asked(Ask(1, 1), 0.0)
+    members.gone(1)
+    decree = members.decree({0})
+    assert decree is not None
+    assert decree.ranks == (0,)
+
+
+def test_who_keeps_the_others_waiting_is_named_at_the_deadline_and_not_before():
+    members = Members()
+    assert members.deadline_s() is None
+    members.asked(Ask(0, 1), 10.0)
+    members.asked(Ask(1, 1), 20.0)
+    assert members.late({0, 1, 2}, 10.0 + PATIENCE_S - 0.1) == ()
+    assert members.late({0, 1, 2}, 10.0 + PATIENCE_S) == (2,)
+    members.gone(0)
+    members.gone(1)
+    assert members.deadline_s() is None

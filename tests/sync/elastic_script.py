@@ -1,0 +1,52 @@
+"""A user's script, started by `gradtide run`: trains, saves its parameters, and dies where the test wants it to.
+
+elastic_script.py FOLDER STEPS OPTIMIZER SHARE (WORKER:INCARNATION:CALL)...
+"""
+
+import os
+import signal
+import sys
+
+import numpy as np
+import torch
+import training
+from torch.nn import functional
+
+import gradtide
+from gradtide.environment import read_environment
+from gradtide.sync import pieces, reduce
+
+folder, steps, optimizer, share, *deaths = sys.argv[1:]
+around = read_environment()
+me = f"{around.launch.rank}:{around.incarnation}:"
+calls = 0
+
+
+def dying(method):
+    """Counts the calls of something in the middle of a step; the chosen one is the last."""
+
+    def counted(*arguments, **named):
+        global calls
+        calls += 1
+        if f"{me}{calls}" in deaths:
+            method(*arguments, **named)  # what it did is there, and its step is not finished
+            os.kill(os.getpid(), signal.SIGKILL)
+        return method(*arguments, **named)
+
+    return counted
+
+
+pieces.PIECE_ELEMENTS = 1 << 14  # several pieces a step
+pieces.Stepper.step = dying(pieces.Stepper.step)
+reduce.Reduce._leave = dying(reduce.Reduce._leave)
+torch.set_num_threads(1)
+net = training.build("mlp", torch.float64)
+rule = training.OPTIMIZERS[optimizer](net.parameters(), 0.05)
+model = gradtide.DataParallel(net, rule, share_parameters=None if share == "shared" else False)
+for _epoch in range(2):
+    for x, y in gradtide.shard(list(training.batches(torch.float64, int(steps)))):
+        functional.cross_entropy(model(x), y).backward()
+        model.step()
+model.close()
+np.savez(f"{folder}/{around.launch.rank}.npz", *[p.detach().numpy() for p in net.parameters()])
+print("done", model.explain(), flush=True)
