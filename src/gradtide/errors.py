@@ -9,6 +9,7 @@
     ├── ScheduleError             a schedule would give a wrong result or never end
     ├── StoreError                the store refuses what was asked
     │   ├── NotMember             this worker is not, or no longer, in the rounds
+    │   ├── RolledBack            more servers died than there were replicas: something is gone
     │   ├── StaleGradient         the round that a push is for is closed
     │   └── UnknownKey            nobody has initialised that key
     └── CommunicationError        ranks that should work together can't
@@ -37,6 +38,7 @@ __all__ = [
     "OutputError",
     "PeerLost",
     "PeerTimeout",
+    "RolledBack",
     "ScheduleError",
     "StaleGradient",
     "StoreError",
@@ -79,6 +81,10 @@ class StoreError(GradtideError):
 
 class NotMember(StoreError):
     """This worker is not, or no longer, in the rounds."""
+
+
+class RolledBack(StoreError):
+    """More servers died than there were replicas: its text says which keys went back to which version."""
 
 
 class StaleGradient(StoreError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 __all__ = [
     "BatchDone",
     "BatchStarted",
+    "Degraded",
     "Emit",
     "EpochDone",
     "Event",
@@ -72,6 +73,13 @@ class EpochDone(Event):
     epoch: int
     test_loss: float | None
     test_accuracy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Degraded(Event):
+    """So many shards of a store have no replica in sync: what is pushed to them is applied, and no more. 0: all do."""
+
+    shards: int
 
 
 Emit = Callable[[Event], None]

@@ -1,7 +1,23 @@
 """The coordinator, word by word."""
 
+import pytest
+
+from gradtide.errors import StoreError
 from gradtide.store.membership import FORGET_LEASES, Membership, Tell
-from gradtide.store.messages import Beat, Decree, Gone, Join, Leave, Member, Message, Promise, Propose, Table, Welcome
+from gradtide.store.messages import (
+    Beat,
+    CaughtUp,
+    Decree,
+    Gone,
+    Join,
+    Leave,
+    Member,
+    Message,
+    Promise,
+    Propose,
+    Table,
+    Welcome,
+)
 
 
 def said(tells: list[Tell], kind: type) -> dict[str, Message]:
@@ -44,8 +60,8 @@ def test_a_worker_joins_at_a_round_that_every_server_promised() -> None:
     asked = said(membership.hear(worker(0), 0.0), Propose)
     assert set(asked) == {"s0", "s1"}
     number = asked["s0"].number
-    assert said(membership.hear(Promise("s0", 1, number, 4), 0.0), Decree) == {}
-    decrees = said(membership.hear(Promise("s1", 1, number, 7), 0.0), Decree)
+    assert said(membership.hear(Promise("s0", 1, number, 4, 1), 0.0), Decree) == {}
+    decrees = said(membership.hear(Promise("s1", 1, number, 7, 1), 0.0), Decree)
     assert list(decrees) == ["s0", "s1", "w0"], "servers first"
     assert decrees["w0"].members == (Member(0, 7, "w0", 1),)
     assert decrees["w0"].number > number
@@ -55,7 +71,7 @@ def test_the_first_round_waits_for_the_expected_workers() -> None:
     membership = started(1)
     assert said(membership.hear(worker(0, expected=2), 0.0), Propose) == {}
     asked = said(membership.hear(worker(1, expected=2), 0.0), Propose)
-    decrees = said(membership.hear(Promise("s0", 1, asked["s0"].number, 1), 0.0), Decree)
+    decrees = said(membership.hear(Promise("s0", 1, asked["s0"].number, 1, 1), 0.0), Decree)
     assert [member.worker for member in decrees["w0"].members] == [0, 1]
 
 
@@ -63,7 +79,7 @@ def joined(*workers: int) -> Membership:
     membership = started(1)
     for i in workers:
         asked = said(membership.hear(worker(i), 0.0), Propose)
-        membership.hear(Promise("s0", 1, asked["s0"].number, 1), 0.0)
+        membership.hear(Promise("s0", 1, asked["s0"].number, 1, 1), 0.0)
     return membership
 
 
@@ -91,13 +107,13 @@ def test_a_proposal_that_is_dropped_frees_those_who_promised() -> None:
     decree = said(told, Decree)["s0"]
     assert members(decree) == [0]
     assert decree.number > proposal.number
-    assert membership.hear(Promise("s0", 1, proposal.number, 3), 0.2) == []
+    assert membership.hear(Promise("s0", 1, proposal.number, 3, 1), 0.2) == []
 
 
 def test_promises_that_are_lost_are_asked_for_again() -> None:
     membership = started()
     number = said(membership.hear(worker(0), 0.0), Propose)["s0"].number
-    membership.hear(Promise("s0", 1, number, 1), 0.0)
+    membership.hear(Promise("s0", 1, number, 1, 1), 0.0)
     assert set(said(membership.tick(1.0), Propose)) == {"s1"}
 
 
@@ -131,7 +147,8 @@ def test_servers_are_told_of_clients_that_are_gone() -> None:
     for name in ("c0", "c1"):
         membership.hear(Join("client", name, 3), 0.0)
     assert said(membership.hear(Leave("c0", 3), 1.0), Gone) == {"s0": Gone("c0", 3), "s1": Gone("c0", 3)}
-    assert said(membership.tick(10.0), Gone) == {}
+    told = [tell for quarter in range(8 * FORGET_LEASES) for tell in membership.tick(quarter / 4)]
+    assert said(told, Gone) == {}
     assert said(membership.tick(2.0 * FORGET_LEASES + 0.1), Gone)["s0"] == Gone("c1", 3)
     assert set(membership.peers) == {"s0", "s1"}
 
@@ -140,5 +157,101 @@ def test_a_restarted_worker_is_out_at_once_and_in_again_at_a_later_round() -> No
     membership = joined(0, 1)
     told = membership.hear(worker(1, incarnation=2), 0.5)
     assert members(said(told, Decree)["s0"]) == [0]
-    decrees = said(membership.hear(Promise("s0", 1, said(told, Propose)["s0"].number, 9), 0.5), Decree)
+    decrees = said(membership.hear(Promise("s0", 1, said(told, Propose)["s0"].number, 9, 1), 0.5), Decree)
     assert decrees["w1"].members == (Member(0, 1, "w0", 1), Member(1, 9, "w1", 2))
+
+
+def test_a_coordinator_that_was_stopped_itself_evicts_nobody() -> None:
+    membership = joined(0, 1)
+    membership.tick(0.5)
+    assert membership.tick(60.0) == []
+    assert {peer.alive for peer in membership.peers.values()} == {True}
+
+
+# --- replicas ---
+
+
+def replicated(servers: int = 3, replicas: int = 1) -> Membership:
+    membership = Membership(lease_s=2.0)
+    for i in range(servers):
+        membership.hear(Join("server", f"s{i}", 1, f"s{i}", expected=servers, replicas=replicas), 0.0)
+    return membership
+
+
+def test_each_shard_has_its_replicas_on_other_servers() -> None:
+    table = replicated(3, 2).table
+    assert table is not None
+    for owner, backups in zip(table.owners, table.backups, strict=True):
+        assert len({owner, *backups}) == 3
+    table = replicated(4, 1).table
+    assert table is not None
+    of_s0 = [backups[0] for owner, backups in zip(table.owners, table.backups, strict=True) if owner == 0]
+    assert max(map(of_s0.count, (1, 2, 3))) <= len(of_s0) // 3 + 1, "its heirs share what it held"
+
+
+def test_replicas_are_on_other_machines_where_there_are_any() -> None:
+    membership = Membership()
+    for i, host in enumerate("aabb"):
+        membership.hear(Join("server", f"s{i}", 1, f"tcp:{host}:{i}", expected=4, replicas=1), 0.0)
+    assert membership.table is not None
+    assert all((o < 2) != (b[0] < 2) for o, b in zip(membership.table.owners, membership.table.backups, strict=True))
+
+
+def test_a_closed_socket_promotes_replicas_at_once_and_only_those_in_sync() -> None:
+    membership = replicated()
+    before = membership.table
+    table = said(membership.lost("s1", 1), Table)["s0"]
+    assert before is not None
+    assert isinstance(table, Table)
+    assert table.epoch == 2
+    for shard, owner in enumerate(before.owners):
+        if owner == 1:
+            assert table.owners[shard] in before.backups[shard]
+            assert {*table.joining[shard], table.owners[shard]} == {0, 2}
+        else:
+            assert table.owners[shard] == owner
+            assert 1 not in table.backups[shard]
+
+
+def test_a_shard_is_lost_only_when_everybody_in_sync_was_replaced() -> None:
+    membership = replicated(2)
+    membership.lost("s0", 1)
+    membership.lost("s1", 1)
+    assert membership.table is not None
+    assert not any(membership.table.lost), "they may come back"
+    membership.hear(Join("server", "s0", 2, "s0", expected=2, replicas=1), 1.0)
+    assert not any(membership.table.lost), "s1 may come back, and has everything"
+    membership.hear(Join("server", "s1", 2, "s1", expected=2, replicas=1), 1.0)
+    assert all(membership.table.lost)
+
+
+def test_only_the_primary_of_this_epoch_says_who_has_caught_up() -> None:
+    membership = replicated(2)
+    membership.lost("s1", 1)
+    membership.hear(Join("server", "s1", 2, "s1", expected=2, replicas=1), 1.0)
+    table = membership.table
+    assert table is not None
+    assert set(table.joining) == {(1,)}
+    shards = tuple(range(1024))
+    assert membership.hear(CaughtUp("s0", 1, table.epoch - 1, "s1", shards), 1.0) == []
+    assert membership.hear(CaughtUp("s1", 2, table.epoch, "s1", shards), 1.0) == []
+    assert said(membership.hear(CaughtUp("s0", 1, table.epoch, "s1", shards), 1.0), Table) != {}
+    assert set(membership.table.backups) == {(1,)}
+
+
+def test_a_coordinator_goes_on_from_its_journal_with_a_higher_term() -> None:
+    membership = joined(0, 1)
+    record = membership.take_unwritten()
+    assert record is not None
+    assert membership.take_unwritten() is None
+    again = Membership.restore(record, 50.0)
+    assert again.term == 2
+    assert again.decree == membership.decree
+    assert said(again.hear(Beat("w0", 1, 1, 1), 50.1), Table)["w0"].owners == membership.table.owners
+    told = again.tick(50.2)
+    assert told == [], "everybody has a lease's time to be heard of"
+
+
+def test_a_coordinator_without_its_journal_says_so() -> None:
+    with pytest.raises(StoreError, match="journal"):
+        Membership().hear(Join("server", "s0", 1, "s0", expected=1, term=2, epoch=7), 0.0)

@@ -24,8 +24,9 @@ from gradtide.store.messages import (
     UpdateRule,
     Version,
 )
+from gradtide.store.parts import Answer, ConfigurePart, Forget, InitPart, PullPart, PushPart
 from gradtide.store.rounds import EARLY_ROUNDS
-from gradtide.store.shard import Answer, ConfigurePart, Forget, InitPart, PullPart, PushPart, Shard
+from gradtide.store.shard import Shard
 from gradtide.testing.numbers import ExactArithmetic, Number, fold, fold_round
 
 PART = Part(5, (Piece("k", 0, 0, 4, 32),))

@@ -139,7 +139,7 @@ def forget_who_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     ("mutation", "promises"),
     [
         (forget_the_filter, {"exactly once"}),
-        (forget_the_answers, {"exactly once"}),
+        (forget_the_answers, {"exactly once", "order"}),
         (acknowledge_on_receipt, {"ack"}),
         (add_in_order_of_arrival, {"deterministic rounds", "bound"}),
         (gate_one_round_too_early, {"bound"}),

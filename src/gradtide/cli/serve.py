@@ -17,6 +17,7 @@ def serve(
     name: Annotated[str, typer.Option(help="This server's name, kept over restarts")] = "server-0",
     advertise: Annotated[str, typer.Option(help="Where clients reach it, if that is not where it listens")] = "",
     servers: Annotated[int, typer.Option(help="How many servers the store begins with")] = 1,
+    replicas: Annotated[int, typer.Option(help="How many copies of everything, beside the first")] = 0,
     secret_file: SecretFile = None,
     insecure_network: Insecure = False,
     threads: Annotated[int, typer.Option(help="Threads of torch")] = 1,
@@ -28,6 +29,7 @@ def serve(
     role = Role(
         role="server", name=name, address=address, coordinator=coordinator, expected=servers,
         advertise=advertise, insecure_network=insecure_network, threads=threads, semirings=tuple(semiring or ()),
+        replicas=replicas,
     )  # fmt: skip
     run_role(role, _read(secret_file), lambda where: typer.echo(f"{name} listens at {where}"))
 
@@ -36,13 +38,19 @@ def coordinator(
     address: Annotated[str, typer.Argument(help="Where to listen: unix:/folder/name or tcp:host:port (0: any port)")],
     secret_file: SecretFile = None,
     insecure_network: Insecure = False,
-    lease_s: Annotated[float, typer.Option("--lease", help="Seconds of silence after which a worker is out")] = 2.0,
+    lease_s: Annotated[float, typer.Option("--lease", help="Seconds of silence after which a peer is out")] = 2.0,
+    journal: Annotated[Path | None, typer.Option(help="Where it keeps what it decided, to be started again")] = None,
 ) -> None:
     """Say who is alive and which server holds what, until SIGTERM or Ctrl-C."""
     from gradtide.store.roles import Role, run_role
 
     role = Role(
-        role="coordinator", name="coordinator", address=address, lease_s=lease_s, insecure_network=insecure_network
+        role="coordinator",
+        name="coordinator",
+        address=address,
+        lease_s=lease_s,
+        insecure_network=insecure_network,
+        journal=str(journal) if journal is not None else "",
     )
     run_role(role, _read(secret_file), lambda where: typer.echo(f"coordinator listens at {where}"))
 

@@ -12,7 +12,11 @@ layouts.py       the pieces of a set of keys, by shard and by server
 operations.py    what a client has asked for and not yet got
 session.py       pure: a client's routes, sequences, resends, credits
 host.py          pure: the shards of one server; cuts requests into shards' events
+parts.py         what happens to a shard, and what it answers
 shard.py         pure: admit, accumulate, update, reply
+log.py           pure: what replicas must do too, and the answers that wait for them
+image.py         a shard on its way to another server, entry by entry or whole
+replication.py   pure: a server as primary of its shards and as replica of others'
 filter.py        the exactly-once filter inside a shard
 rounds.py        the rounds of a block: who is waited for, when it closes
 arithmetic.py    what a shard needs of numbers, as a protocol
@@ -20,10 +24,13 @@ reductions.py    semirings, their laws, means
 updates.py       update rules on tensors: reductions and torch.optim
 refusals.py      what a shard says when it says no
 membership.py    pure: who is alive, who holds what, who is in the rounds
+assignment.py    who is primary of a shard and who follows it, when servers come and go
 beats.py         a member's side of its lease
 server.py        shell of host.py: receives into tensors, sends from them
+peers.py         a server's connections to other servers
 uplink.py        a server's connection to the coordinator
 coordinator.py   shell of membership.py
+journal.py       the coordinator's state on disk
 roles.py         server and coordinator as processes
 forkserver.py    makes such processes by fork, and again when they die
 local.py         a store on this machine

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from gradtide.store.messages import KeySpec
+from gradtide.store.messages import KeySpec, Slot
 
-__all__ = ["Arithmetic", "BlockState", "Contribution"]
+__all__ = ["Arguments", "Arithmetic", "BlockState", "Contribution"]
 
 V = TypeVar("V")
+Arguments = dict[str, bool | int | float | str | tuple[float, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,12 @@ class BlockState(Protocol[V]):
     def configure(self, changes: Mapping[str, bool | int | float]) -> None:
         """Change the rule's arguments; they have passed `check`."""
 
+    def arguments(self) -> Arguments:
+        """The rule's arguments as they are now."""
+
+    def beside(self) -> dict[str, V]:
+        """What the rule keeps beside the value, by name."""
+
 
 class Arithmetic(Protocol[V]):
     """Makes block states."""
@@ -55,6 +62,15 @@ class Arithmetic(Protocol[V]):
 
     def count(self, value: V) -> int:
         """How many elements."""
+
+    def restore(self, spec: KeySpec, value: V, arguments: Arguments, beside: Mapping[str, V]) -> BlockState[V]:
+        """A block as another server had it."""
+
+    def slot(self, value: V) -> Slot:
+        """How a value is announced to another server."""
+
+    def copy(self, value: V) -> V:
+        """The same, in memory of its own."""
 
     def part(self, value: V, start: int, count: int) -> V:
         """So many elements from `start`."""

@@ -17,6 +17,7 @@ class Heart:
     refused: str = ""  # why the coordinator doesn't want this incarnation
     lease_s: float = 0.0
     next_s: float = 0.0
+    leased_until_s: float = 0.0  # until then the coordinator has not given us up
 
     def is_due(self, now_s: float) -> bool:
         """Is it time to be heard of? Asking sets the next time."""
@@ -33,3 +34,4 @@ class Heart:
         if not self.welcomed:
             self.next_s = now_s + word.lease_s / 4
         self.welcomed, self.lease_s = True, word.lease_s
+        self.leased_until_s = max(self.leased_until_s, word.clock_s + word.lease_s)

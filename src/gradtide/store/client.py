@@ -15,10 +15,11 @@ from typing import Any, Literal, NoReturn, Self, overload
 
 from torch import Tensor
 
-from gradtide.errors import ConfigError, NotMember, StaleGradient, StoreError, UnknownKey
+from gradtide.errors import ConfigError, NotMember, RolledBack, StaleGradient, StoreError, UnknownKey
+from gradtide.events import Emit, ignore
 from gradtide.handle import Handle
 from gradtide.store.engine import Engine, Quick, Start, Timeouts
-from gradtide.store.messages import NO_WORKER, KeyInfo, KeySpec, Refused, UpdateRule, Version
+from gradtide.store.messages import NO_WORKER, KeyInfo, KeySpec, Refused, Table, UpdateRule, Version
 from gradtide.store.operations import Done
 from gradtide.store.pending import Pending
 from gradtide.store.session import Session, SessionOptions
@@ -45,6 +46,7 @@ _ERRORS: dict[str, type[StoreError]] = {
     "not_member": NotMember,
     "incarnation": NotMember,
     "stale": StaleGradient,
+    "rolled_back": RolledBack,
 }
 _PLANS_KEPT = 256
 _QUICK_BYTES = 1 << 16  # what the kernel takes in one go
@@ -58,11 +60,13 @@ def connect(
     workers: int = 0,
     consistency: str = "async",
     timeouts: Timeouts | None = None,
+    emit: Emit = ignore,
 ) -> "Store":
     """Connects to the store whose coordinator listens at `address`.
 
     With `worker` this process joins the rounds as that worker; `workers` says how many the first round should wait
-    for. `consistency` is what keys are initialised with: "async", "bsp" or "bounded(k)".
+    for. `consistency` is what keys are initialised with: "async", "bsp" or "bounded(k)". `emit` hears when replicas are
+    missing (`Degraded`).
     """
     where = parse_address(address)
     secret = read_secret_file(secret_file) if secret_file is not None else b""
@@ -77,7 +81,7 @@ def connect(
         workers,
         SessionOptions(resend_s=patience.resend_s, resend_most_s=8 * patience.resend_s),
     )
-    engine = Engine(session, where, secret, patience)
+    engine = Engine(session, where, secret, patience, emit)
     try:
         engine.wait_until_ready()
     except BaseException:
@@ -249,6 +253,12 @@ class Store:
             }
             for i, server in enumerate(table.servers)
         ]
+
+    @property
+    def table(self) -> Table:
+        """Which server is primary of which shard, and who follows it, as this client knows it."""
+        assert self._session.table is not None
+        return self._session.table
 
     @property
     def step(self) -> int:

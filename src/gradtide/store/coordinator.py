@@ -1,13 +1,17 @@
-"""The shell around membership.py: hears what peers say, tells them what it answers, and lets time go by."""
+"""The shell around membership.py: hears what peers say, tells them what it answers, and lets time go by.
+
+What was decided is in the journal before anybody is told. A server whose connection closes is thought dead at once.
+"""
 
 import time
 from collections.abc import Callable
 
 import msgspec
 
-from gradtide.errors import CommunicationError, FrameError
+from gradtide.errors import CommunicationError, FrameError, StoreError
+from gradtide.store.journal import Journal
 from gradtide.store.membership import Membership, Tell
-from gradtide.store.messages import Beat, Join, Leave, Promise, decode, encode
+from gradtide.store.messages import Beat, CaughtUp, Join, Lagging, Leave, Message, Promise, decode, encode
 from gradtide.transport.authenticate import Address, listen
 from gradtide.transport.connection import Connection
 from gradtide.transport.service import Service
@@ -21,17 +25,31 @@ class Coordinator:
     """The one process that says who is alive and which server holds which shard."""
 
     def __init__(
-        self, address: Address, secret: bytes = b"", *, lease_s: float = 2.0, insecure_network: bool = False
+        self,
+        address: Address,
+        secret: bytes = b"",
+        *,
+        lease_s: float = 2.0,
+        insecure_network: bool = False,
+        journal: Journal | None = None,
     ) -> None:
-        self._membership = Membership(lease_s=lease_s)
+        self._journal = journal
+        record = journal.read() if journal is not None else None
+        if record is None:
+            self._membership = Membership(lease_s=lease_s)
+        else:
+            self._membership = Membership.restore(record, time.monotonic(), lease_s)
         listener = listen(address, secret, insecure_network)
         self.address = address if address.path else Address(host=address.host, port=listener.getsockname()[1])
         self._service = Service(listener, secret, "coordi", self._greet)
         self._connections: dict[str, Connection] = {}  # by the name of the peer
+        self._incarnations: dict[str, int] = {}  # of whoever has that connection
         self._stopped = False
+        self._gave_up: StoreError | None = None
 
     def run(self) -> None:
-        """Until somebody calls `stop`."""
+        """Until somebody calls `stop`, or until it finds that it has lost its journal."""
+        self._tell([])  # the new term
         next_tick_s = 0.0
         while not self._stopped:
             now_s = time.monotonic()
@@ -40,6 +58,10 @@ class Coordinator:
                 self._tell(self._membership.tick(now_s))
             self._service.run_once(max(0.0, next_tick_s - now_s))
         self._service.close()
+        if self._journal is not None:
+            self._journal.close()
+        if self._gave_up is not None:
+            raise self._gave_up
 
     def stop(self) -> None:
         self._stopped = True
@@ -57,24 +79,41 @@ class Coordinator:
         match message:
             case Join() | Beat() | Leave():
                 connection.peer = message.name
-                self._connections[message.name] = connection
-            case Promise():
+                if message.incarnation >= self._incarnations.get(message.name, 0):
+                    self._connections[message.name] = connection
+                    self._incarnations[message.name] = message.incarnation
+            case Promise() | CaughtUp() | Lagging():
                 pass
             case _:
                 raise FrameError(f"{connection.peer} sent a coordinator what belongs to a server")
-        self._tell(self._membership.hear(message, time.monotonic()))
+        self._decide(message)
+
+    def _decide(self, message: Message) -> None:
+        try:
+            self._tell(self._membership.hear(message, time.monotonic()))
+        except StoreError as error:
+            self._gave_up = error
+            self.stop()
 
     def _tell(self, told: list[Tell]) -> None:
+        if self._journal is not None:
+            record = self._membership.take_unwritten()
+            if record is not None:
+                self._journal.write(record)
         for tell in told:
             connection = self._connections.get(tell.name)
-            if connection is None or connection.closed:
-                continue
-            try:
-                connection.send(encode(tell.message))
-            except CommunicationError:
-                continue  # its socket will say so itself
-            self._service.watch(connection)
+            if connection is not None and not connection.closed:
+                self._send(connection, tell.message)
+
+    def _send(self, connection: Connection, message: Message) -> None:
+        try:
+            connection.send(encode(message))
+        except CommunicationError:
+            return  # its socket will say so itself
+        self._service.watch(connection)
 
     def _forget(self, connection: Connection) -> None:
-        if self._connections.get(connection.peer) is connection:
-            del self._connections[connection.peer]
+        name = connection.peer
+        if self._connections.get(name) is connection:
+            del self._connections[name]
+            self._tell(self._membership.lost(name, self._incarnations.pop(name)))

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from gradtide.errors import Closed, CommunicationError, FrameError, PeerLost, PeerTimeout
+from gradtide.events import Degraded, Emit, ignore
 from gradtide.store.layouts import Layout
 from gradtide.store.messages import (
     Initialised,
@@ -89,8 +90,17 @@ class Quick:
 class Engine:
     """Moves bytes and time for one session."""
 
-    def __init__(self, session: Session[memoryview], address: Address, secret: bytes, timeouts: Timeouts) -> None:
+    def __init__(
+        self,
+        session: Session[memoryview],
+        address: Address,
+        secret: bytes,
+        timeouts: Timeouts,
+        emit: Emit = ignore,
+    ) -> None:
         self.session, self.address, self.timeouts = session, address, timeouts
+        self._emit = emit
+        self._degraded = 0  # shards without a replica, as was told
         self._secret = secret
         self.lock = self._lock = threading.RLock()
         self._reading = threading.Lock()
@@ -98,6 +108,7 @@ class Engine:
         self._handed_on: dict[int, Pending[Any]] = {}  # quick pushes that became ordinary, for who waits for them
         self._followers: list[Pending[Any]] = []
         self._links: dict[str, _Link] = {}
+        self._retired: list[Connection] = []  # of servers that were started again
         self._quick: Quick | None = None
         self._unreachable: dict[str, float] = {}  # server -> when to try again
         self._changed = threading.Condition(self._lock)  # the table or the decree
@@ -239,6 +250,7 @@ class Engine:
         if self._thread is not threading.current_thread():
             self._thread.join()
         with self._reading, self._lock:
+            self._close_retired()
             for link in self._links.values():
                 link.connection.close()
             self._links.clear()
@@ -291,6 +303,8 @@ class Engine:
             link.connection.flush()
 
     def _stop_reading(self) -> None:
+        if self._retired:
+            self._close_retired()
         self._reading.release()
         if self._followers:
             with self._lock:
@@ -298,6 +312,13 @@ class Engine:
                     if not follower.over and follower.event is not None:
                         follower.event.set()
                         break
+
+    def _close_retired(self) -> None:
+        """By who receives: nobody else can be using them."""
+        with self._lock:
+            for connection in self._retired:
+                connection.close()
+            self._retired.clear()
 
     def _follow(self, pending: Pending[Any], deadline_s: float) -> None:
         """Somebody else receives: wait until it is over, or until that duty is handed on."""
@@ -391,6 +412,7 @@ class Engine:
                 old.entry = entry
                 return old
             old.connection.shut()  # an earlier incarnation of that server
+            self._retired.append(old.connection)
         try:
             sock = dial(parse_address(entry.address), self._secret, "client", self.timeouts.connect_s)
         except CommunicationError:
@@ -517,6 +539,10 @@ class Engine:
             self._give_up_quick()
             self._obey(self.session.hear(message, time.monotonic()))
             self._changed.notify_all()
+            degraded = self.session.degraded
+        if degraded != self._degraded:
+            self._degraded = degraded
+            self._emit(Degraded(degraded))
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):

@@ -3,10 +3,11 @@
 It is part of the shard's state, so it replicates, moves and is checkpointed together with the values.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gradtide.store.messages import Pushed, Refused
+from gradtide.store.messages import Pushed, RecordImage, Refused, Settled
 
 __all__ = ["WINDOW", "Answered", "ClientRecord", "Filter", "Verdict"]
 
@@ -24,6 +25,13 @@ class ClientRecord:
     incarnation: int
     highest: int = 0
     answers: dict[int, Answered | None] = field(default_factory=dict)
+    floor: int = 0  # the highest whose answer was dropped
+    restored: int = 0  # up to here a sequence without an answer waited for its round when the primary died
+    partial: set[int] = field(default_factory=set)  # of these the part outside of rounds is applied
+
+    def is_missing(self, sequence: int) -> bool:
+        """Did it wait for its round when the primary died? Then it must come again."""
+        return self.floor < sequence <= self.restored and sequence not in self.answers
 
 
 @dataclass(slots=True)
@@ -41,9 +49,9 @@ class Filter:
             return "incarnation"
         if sequence in record.answers:
             return "waits" if record.answers[sequence] is None else "answered"
-        if sequence <= record.highest:
+        if sequence <= record.highest and not record.is_missing(sequence):
             return "forgotten"
-        return "early" if after > record.highest else "new"
+        return "new" if self.has_seen(client, incarnation, after) else "early"
 
     def is_current(self, client: str, incarnation: int) -> bool:
         """Has no later start of this client been here?"""
@@ -53,14 +61,14 @@ class Filter:
     def has_seen(self, client: str, incarnation: int, sequence: int) -> bool:
         """Did the push with this sequence arrive?"""
         record = self.records.get(client)
-        return sequence == 0 or (record is not None and (record.incarnation, record.highest) >= (incarnation, sequence))
+        if sequence == 0 or record is None:
+            return sequence == 0
+        return (record.incarnation, record.highest) >= (incarnation, sequence) and not record.is_missing(sequence)
 
     def admit(self, client: str, incarnation: int, sequence: int) -> None:
         """Note that a new push is in; its answer follows."""
-        record = self.records.get(client)
-        if record is None or record.incarnation < incarnation:
-            record = self.records[client] = ClientRecord(incarnation)
-        record.highest = sequence
+        record = self._record(client, incarnation)
+        record.highest = max(record.highest, sequence)
         record.answers[sequence] = None
         self._forget_oldest(record)
 
@@ -69,6 +77,51 @@ class Filter:
         record = self.records.get(client)
         if record is not None and record.incarnation == incarnation and answer.sequence in record.answers:
             record.answers[answer.sequence] = answer
+
+    def has_applied_part(self, client: str, sequence: int) -> bool:
+        """Was what is outside of rounds in this push applied by a primary that died?"""
+        record = self.records.get(client)
+        return record is not None and sequence in record.partial
+
+    def replay(self, settled: Settled) -> None:
+        """As a replica: take over what the primary noted."""
+        record = self.records.get(settled.client)
+        if record is not None and record.incarnation > settled.incarnation:
+            return
+        if settled.answer is None:
+            record = self._record(settled.client, settled.incarnation)
+            record.highest = max(record.highest, settled.sequence)
+            record.partial.add(settled.sequence)
+            return
+        self.admit(settled.client, settled.incarnation, settled.sequence)
+        self.settle(settled.client, settled.incarnation, settled.answer)
+        self.records[settled.client].partial.discard(settled.sequence)
+
+    def take_over(self) -> None:
+        """As a replica that is now the primary: what the old one admitted and never settled must come again."""
+        for record in self.records.values():
+            record.answers = {sequence: answer for sequence, answer in record.answers.items() if answer is not None}
+            record.restored = record.highest
+
+    def images(self) -> tuple[RecordImage, ...]:
+        """Everything, but for what waits for its round."""
+        return tuple(
+            RecordImage(
+                client, record.incarnation, record.highest, record.floor,
+                tuple(answer for answer in record.answers.values() if answer is not None),
+                tuple(sorted(record.partial)),
+            )
+            for client, record in self.records.items()
+        )  # fmt: skip
+
+    @classmethod
+    def from_images(cls, images: Iterable[RecordImage]) -> "Filter":
+        records = {}
+        for image in images:
+            answers: dict[int, Answered | None] = {answer.sequence: answer for answer in image.answers}
+            record = ClientRecord(image.incarnation, image.highest, answers, image.floor, partial=set(image.partial))
+            records[image.client] = record
+        return cls(records)
 
     def answer(self, client: str, sequence: int) -> Answered:
         """The answer that an earlier copy of this push got."""
@@ -81,6 +134,12 @@ class Filter:
         if self.is_current(client, incarnation):
             self.records[client] = ClientRecord(incarnation + 1)
 
+    def _record(self, client: str, incarnation: int) -> ClientRecord:
+        record = self.records.get(client)
+        if record is None or record.incarnation < incarnation:
+            record = self.records[client] = ClientRecord(incarnation)
+        return record
+
     @staticmethod
     def _forget_oldest(record: ClientRecord) -> None:
         while len(record.answers) > WINDOW:
@@ -88,3 +147,4 @@ class Filter:
             if record.answers[oldest] is None:  # still waits for its round: it can't be forgotten
                 return
             del record.answers[oldest]
+            record.floor = max(record.floor, oldest)

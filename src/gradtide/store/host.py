@@ -6,7 +6,9 @@ How a shell drives it:
                                          (None: unknown layout; drain the payload, then handle() with no values)
     answers = host.handle(message, values)     send each Answer to the connection that client has now
     words = host.hear(message, now_s)          from the coordinator: Welcome, Table, Propose, Decree; send it the words
+    answers = host.hear_server(message, values, now_s)   from another server: Replicate, Replicated, Snapshot, Fenced
     words = host.tick(now_s)                   at least every lease / 4
+    sends = host.take_outbox()                 after each of these: what other servers are to be sent
 
 The values in an Answer are the shards' own memory: send or copy them before the next call.
 """
@@ -36,12 +38,15 @@ from gradtide.store.messages import (
     Push,
     Refused,
     Request,
+    ServerMessage,
     Table,
     Version,
     Welcome,
     layout_name,
 )
-from gradtide.store.shard import Answer, ConfigurePart, Forget, InitPart, PullPart, PushPart, Shard
+from gradtide.store.parts import Answer, ConfigurePart, Forget, InitPart, PullPart, PushPart, ShardEvent
+from gradtide.store.replication import Replication, ReplicationOptions, ToServer
+from gradtide.store.shard import Shard
 
 __all__ = ["LAYOUTS_KEPT", "Host"]
 
@@ -66,6 +71,17 @@ class Host(Generic[V]):
     shards: dict[int, Shard[V]] = field(default_factory=dict)  # those of the owned that anybody has touched
     layouts: OrderedDict[bytes, tuple[Part, ...]] = field(default_factory=OrderedDict)
     heart: Heart = field(default_factory=Heart)
+    replicas: int = 0  # how many copies of each shard the store should have beside the primary
+    options: ReplicationOptions = field(default_factory=ReplicationOptions)
+    lapsed: bool = False  # nobody has confirmed that this server is still primary: it must not answer
+    replication: Replication[V] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.replication = Replication(self.name, self.incarnation, self.arithmetic, self.options)
+
+    @property
+    def is_replicated(self) -> bool:
+        return self.table is not None and self.table.replicas > 0
 
     @property
     def epoch(self) -> int:
@@ -114,14 +130,22 @@ class Host(Generic[V]):
 
     def accepts(self, message: Request, parts: tuple[Part, ...]) -> bool:
         """Is a request about this table's epoch, and about shards that are here?"""
-        return message.epoch == self.epoch and all(part.shard in self.owned for part in parts)
+        here = message.epoch == self.epoch and not self.lapsed
+        return here and all(part.shard in self.owned for part in parts)
 
     def deliver(self, message: Push | Init, index: int, part: Part, values: Sequence[V]) -> list[Answer[V]]:
         """One part of a request that was accepted: a shell hands parts over as they arrive, or `handle` does."""
-        shard = self._shard(part.shard)
         if isinstance(message, Push):
-            return shard.handle(PushPart(message, part, message.after[index] if message.after else 0, values))
-        return shard.handle(InitPart(message, part, values))
+            event = PushPart(message, part, message.after[index] if message.after else 0, values)
+            return self._tell(self._shard(part.shard), event)
+        return self._tell(self._shard(part.shard), InitPart(message, part, values))
+
+    def _tell(self, shard: Shard[V], event: ShardEvent[V]) -> list[Answer[V]]:
+        """An event for a shard; what it changed goes to the replicas."""
+        answers = shard.handle(event)
+        if shard.log is not None and shard.log.fresh:
+            self.replication.publish(shard.log, shard.number)
+        return answers
 
     def _shard(self, number: int) -> Shard[V]:
         """Shards are made when they are first touched: most servers hold few keys."""
@@ -144,7 +168,7 @@ class Host(Generic[V]):
         for i, part in enumerate(parts):
             after = message.after[i] if message.after else 0
             at_least = message.at_least[i] if message.at_least else Version()
-            answers += self._shard(part.shard).handle(PullPart(message, part, after, at_least))
+            answers += self._tell(self._shard(part.shard), PullPart(message, part, after, at_least))
         return answers
 
     def _deliver_configure(self, message: Configure) -> list[Answer[V]]:
@@ -152,11 +176,11 @@ class Host(Generic[V]):
         for i, number in enumerate(message.shards):
             if number in self.owned:
                 after = message.after[i] if message.after else 0
-                answers += self._shard(number).handle(ConfigurePart(message, after))
+                answers += self._tell(self._shard(number), ConfigurePart(message, after))
         return answers
 
     def list_keys(self, prefix: str = "") -> tuple[KeyInfo, ...]:
-        """The keys that have a block here, by name."""
+        """The keys that have a block here that this server is primary of, by name."""
         found: dict[str, list[tuple[int, Shard[V]]]] = {}
         for shard in self.shards.values():
             for key, block in shard.blocks:
@@ -169,63 +193,113 @@ class Host(Generic[V]):
     def hear(self, message: Message, now_s: float) -> tuple[list[Message], list[Answer[V]]]:
         """What the coordinator said; returns what to tell it, and what to tell clients."""
         match message:
-            case Welcome():
+            case Welcome() if message.incarnation == self.incarnation:
                 self.heart.welcome(message, now_s)
             case Table() if (message.term, message.epoch) > (
                 (self.table.term, self.table.epoch) if self.table else (0, 0)
             ):
-                self._take_table(message)
-                return [self._beat()], []
+                return [self._beat(now_s)], self._take_table(message)
             case Propose() if self.table is not None:
                 return [self._promise(message)], []
             case Decree() if self.decree is None or message.number > self.decree.number:
                 self.decree = message
-                answers = [answer for shard in self.shards.values() for answer in shard.handle(message)]
-                return [self._beat()], answers
+                answers = [answer for shard in self.shards.values() for answer in self._tell(shard, message)]
+                return [self._beat(now_s)], answers
             case Gone():
-                for shard in self.shards.values():
+                for shard in (*self.shards.values(), *self.replication.replicas.values()):
                     shard.handle(Forget(message.name, message.incarnation))
         return [], []
 
+    def hear_server(self, message: ServerMessage, values: Sequence[V], now_s: float) -> list[Answer[V]]:
+        """What another server said; returns what to tell clients."""
+        return self.replication.hear(message, values, self.shards, now_s)
+
+    def peer_is_up(self, name: str) -> None:
+        """There is a new connection to another server."""
+        self.replication.peer_is_up(name, self.shards.values())
+
+    def take_outbox(self) -> list[ToServer[V]]:
+        """What other servers are to be sent; each is taken once."""
+        sends, self.replication.outbox = self.replication.outbox, []
+        return sends
+
     def tick(self, now_s: float) -> list[Message]:
-        """Time goes by: join, or beat."""
+        """Time goes by: join, or beat; replicate, and look after the lease."""
+        replication = self.replication
+        replication.tick(now_s, self.shards.values())
+        self._check_lease(now_s)
+        words, replication.words = replication.words, []
+        if replication.behind:
+            replication.behind = False
+            words.append(self._beat(now_s))
         if not self.heart.is_due(now_s):
-            return []
+            return words
         if not self.heart.welcomed:
-            return [Join("server", self.name, self.incarnation, self.address, expected=self.expected)]
-        return [self._beat()]
+            return [self._join()]
+        return [*words, self._beat(now_s)]
 
-    def _beat(self) -> Beat:
+    def _check_lease(self, now_s: float) -> None:
+        """While the coordinator is silent a primary goes on as long as its replicas know of no other."""
+        if not self.is_replicated or now_s <= self.heart.leased_until_s:
+            self.lapsed = False
+            return
+        peers, limit_s = self.replication.peers_in_sync, now_s - self.heart.lease_s
+        self.lapsed = any(self.replication.confirmed_s.get(peer, 0.0) < limit_s for peer in peers)
+        self.replication.ask_whether_still_primary()
+
+    def _join(self) -> Join:
+        term = self.table.term if self.table else 0
+        return Join(
+            "server", self.name, self.incarnation, self.address,
+            expected=self.expected, replicas=self.replicas, term=term, epoch=self.epoch,
+        )  # fmt: skip
+
+    def _beat(self, now_s: float) -> Beat:
         table, decree = self.table, self.decree
-        return Beat(self.name, self.incarnation, table.term if table else 0, self.epoch, decree.number if decree else 0)
+        known = decree.number if decree else 0
+        return Beat(self.name, self.incarnation, table.term if table else 0, self.epoch, known, now_s)
 
-    def _take_table(self, table: Table) -> None:
-        """Shards that stay go on in the new epoch."""
+    def _take_table(self, table: Table) -> list[Answer[V]]:
+        """Shards that stay go on in the new epoch, those that were promoted here begin; returns what need not wait."""
         self.table = table
         index = next(
             (i for i, server in enumerate(table.servers) if self._is_me(server.name, server.incarnation)), None
         )
-        self.owned = frozenset(number for number, owner in enumerate(table.owners) if owner == index)
-        self.shards = {number: shard for number, shard in self.shards.items() if number in self.owned}
-        for shard in self.shards.values():
+        self.owned = frozenset([number for number, owner in enumerate(table.owners) if owner == index])
+        before = set(self.shards)
+        self.shards = self.replication.take_table(table, index, self.shards)
+        answers: list[Answer[V]] = []
+        for number, shard in self.shards.items():
             shard.adopt_epoch(table.epoch)
+            answers += self._prepare(shard, new=number not in before)
+        return answers
 
     def _is_me(self, name: str, incarnation: int) -> bool:
         return (name, incarnation) == (self.name, self.incarnation)
 
     def _new_shard(self, number: int) -> Shard[V]:
         shard = Shard(number, self.arithmetic, Version(self.epoch, 0))
+        self._prepare(shard, new=True)
+        return shard
+
+    def _prepare(self, shard: Shard[V], *, new: bool) -> list[Answer[V]]:
+        """Who follows it, who is in its rounds, and what was promised about them."""
+        answers = self.replication.lead(shard)
+        if not new:
+            return answers
+        if self.table is not None:
+            shard.await_decree(self.table.decree)
         if self.decree is not None:
-            shard.handle(self.decree)
+            answers += self._tell(shard, self.decree)
         if self.proposal is not None:
             shard.promise(self.proposal)
-        return shard
+        return answers
 
     def _promise(self, proposal: Propose) -> Promise:
         if self.proposal is None or proposal.number > self.proposal.number:
             self.proposal = proposal
         rounds = [shard.promise(proposal) for shard in self.shards.values()]
-        return Promise(self.name, self.incarnation, proposal.number, max(rounds, default=1))
+        return Promise(self.name, self.incarnation, proposal.number, max(rounds, default=1), self.epoch)
 
 
 def _describe(key: str, places: list[tuple[int, Shard[V]]]) -> KeyInfo:

@@ -75,19 +75,27 @@ class Forks:
 class LocalServers:
     """A running store. `.address` is what `gradtide.connect` wants; `.processes` are the living, each with a .pid."""
 
-    def __init__(self, servers: int, *, lease_s: float = 2.0, forks: Forks | None = None) -> None:
+    def __init__(self, servers: int, *, replicas: int = 0, lease_s: float = 2.0, forks: Forks | None = None) -> None:
         if servers < 1:
             raise ConfigError(f"{servers} servers can't hold anything; start at least one")
+        if not 0 <= replicas < servers:
+            raise ConfigError(
+                f"{replicas} replicas need {replicas + 1} servers, not {servers}: each copy is on another"
+            )
         self.folder = tempfile.mkdtemp(prefix="gradtide-")  # of mode 0700
         self.address = f"unix:{self.folder}/coordinator"
         self._own = forks is None
         self._forks = forks or Forks()
-        roles = [Role(role="coordinator", name="coordinator", address=self.address, lease_s=lease_s)]
+        journal = f"{self.folder}/journal"
+        roles = [Role(role="coordinator", name="coordinator", address=self.address, lease_s=lease_s, journal=journal)]
         for i in range(servers):
             address = f"unix:{self.folder}/server-{i}"
             roles.append(
-                Role(role="server", name=f"server-{i}", address=address, coordinator=self.address, expected=servers)
-            )
+                Role(
+                    role="server", name=f"server-{i}", address=address, coordinator=self.address, expected=servers,
+                    replicas=replicas,
+                )
+            )  # fmt: skip
         self._forks.ask(Command("start", self.folder, tuple(roles)))
 
     @property
@@ -122,6 +130,11 @@ class LocalServers:
         self.close()
 
 
-def local_servers(servers: int = 1, *, lease_s: float = 2.0, forks: Forks | None = None) -> LocalServers:
-    """Starts a store on this machine: `with gradtide.local_servers(2) as servers: ...`."""
-    return LocalServers(servers, lease_s=lease_s, forks=forks)
+def local_servers(
+    servers: int = 1, *, replicas: int = 0, lease_s: float = 2.0, forks: Forks | None = None
+) -> LocalServers:
+    """Starts a store on this machine: `with gradtide.local_servers(2) as servers: ...`.
+
+    With `replicas=1` each shard is on two servers, and nothing that was acknowledged is lost when one of them dies.
+    """
+    return LocalServers(servers, replicas=replicas, lease_s=lease_s, forks=forks)

@@ -3,7 +3,10 @@
 How a shell drives it: every message of a peer goes to `hear(message, now_s)`, time to `tick(now_s)`; both return a list
 of `Tell(name, message)` to be sent, in order, to the connection that peer has now. Everything that is told is a whole
 state with a number (table: epoch; decree: number), so it may be lost, repeated or overtaken: a peer's next beat says
-what it knows, and it is told what is newer. (A journal will be written first: the state is `epoch`, `table`, `decree`.)
+what it knows, and it is told what is newer.
+
+`take_unwritten()` gives the state that must be on disk before anything of what was returned is told. A coordinator that
+starts again gets it back by `restore`, and goes on with a higher term: nothing that a server says can replace it.
 
 A worker joins in two steps. **Propose**: every server of the table names a round that it has not closed, and promises
 not to close it before the next decree. **Decree**: the worker is in from the highest of these on; so no shard can have
@@ -12,11 +15,17 @@ closed its first round without it. Leaving needs no promise: nobody waits for wh
 
 from dataclasses import dataclass, field
 
+import msgspec
+
+from gradtide.errors import StoreError
+from gradtide.store.assignment import Standing, assign_first, reassign
 from gradtide.store.messages import (
     Beat,
+    CaughtUp,
     Decree,
     Gone,
     Join,
+    Lagging,
     Leave,
     Member,
     Message,
@@ -26,9 +35,8 @@ from gradtide.store.messages import (
     Table,
     Welcome,
 )
-from gradtide.store.placement import deal
 
-__all__ = ["Membership", "Peer", "Tell"]
+__all__ = ["Membership", "Peer", "Record", "Tell"]
 
 
 # After so many leases without a word a client is forgotten; should it come back, it must start again.
@@ -50,6 +58,7 @@ class Peer:
     join: Join
     heard_s: float
     alive: bool = True
+    heard: bool = True  # False: known from the journal only
 
 
 @dataclass(slots=True)
@@ -60,18 +69,29 @@ class Proposal:
     promises: dict[tuple[str, int], int] = field(default_factory=dict)  # (server, incarnation) -> round
 
 
+class Record(msgspec.Struct, frozen=True):
+    """What a coordinator that starts again must know: the journal's content."""
+
+    term: int
+    number: int
+    table: Table | None
+    decree: Decree | None
+
+
 @dataclass(slots=True)
 class Membership:
     """The coordinator's state."""
 
     lease_s: float = 2.0
     term: int = 1
+    written: Record | None = None  # what is on disk
     peers: dict[str, Peer] = field(default_factory=dict)
     table: Table | None = None
     decree: Decree | None = None
     proposal: Proposal | None = None
     number: int = 0  # of the last proposal or decree
     asked_s: float = 0.0  # when the servers were last asked for promises
+    ticked_s: float = 0.0
 
     def hear(self, message: Message, now_s: float) -> list[Tell]:
         """A peer said something."""
@@ -84,18 +104,65 @@ class Membership:
                 return self._leave(message)
             case Promise():
                 return self._promised(message)
+            case CaughtUp():
+                return self._caught_up(message)
+            case Lagging():
+                return self._lagging(message)
         return []
+
+    def lost(self, name: str, incarnation: int) -> list[Tell]:
+        """A server's connection was closed: a process that dies is noticed at once, not when its lease runs out."""
+        peer = self.peers.get(name)
+        if peer is None or peer.join.role != "server" or peer.join.incarnation != incarnation or not peer.alive:
+            return []
+        peer.alive = False
+        return self._update_table()
+
+    # --- the journal ---
+
+    def take_unwritten(self) -> Record | None:
+        """The state, if it is not what is on disk: to be written before anybody is told."""
+        record = Record(self.term, self.number, self.table, self.decree)
+        if record == self.written:
+            return None
+        self.written = record
+        return record
+
+    @classmethod
+    def restore(cls, record: Record, now_s: float, lease_s: float = 2.0) -> "Membership":
+        """Start again from the journal. Everybody in it has a lease's time to be heard of."""
+        term = record.term + 1
+        membership = cls(lease_s, term, record, number=record.number, decree=record.decree)
+        if record.table is not None:
+            membership.table = msgspec.structs.replace(record.table, term=term)
+            for entry in record.table.servers:
+                join = Join("server", entry.name, entry.incarnation, entry.address, replicas=record.table.replicas)
+                membership.peers[entry.name] = Peer(join, now_s, heard=False)
+        for member in record.decree.members if record.decree else ():
+            join = Join("worker", member.client, member.incarnation, worker=member.worker)
+            membership.peers[member.client] = Peer(join, now_s)
+        return membership
 
     def tick(self, now_s: float) -> list[Tell]:
         """Time goes by: leases run out, and promises that are overdue are asked for again."""
+        self._excuse_own_absence(now_s)
         late = [peer for peer in self.peers.values() if peer.alive and now_s - peer.heard_s > self.lease_s]
         for peer in late:
             peer.alive = False
-        told = self._update_members() if any(peer.join.role == "worker" for peer in late) else []
+        told = self._update_table() if any(peer.join.role == "server" for peer in late) else []
+        told += self._update_members() if any(peer.join.role == "worker" for peer in late) else []
         if self.proposal is not None and now_s - self.asked_s > self.lease_s / 4:
             self.asked_s = now_s
             told += self._ask()
         return told + self._forget_the_lost(now_s)
+
+    def _excuse_own_absence(self, now_s: float) -> None:
+        """Was it the coordinator itself that was stopped or starved? Then nobody else was late."""
+        absent_s = now_s - self.ticked_s
+        if self.ticked_s and absent_s > self.lease_s / 4:
+            for peer in self.peers.values():
+                peer.heard_s = min(now_s, peer.heard_s + absent_s)
+        self.ticked_s = now_s
 
     def _forget_the_lost(self, now_s: float) -> list[Tell]:
         deadline_s = now_s - FORGET_LEASES * self.lease_s
@@ -110,6 +177,7 @@ class Membership:
     # --- peers ---
 
     def _join(self, join: Join, now_s: float) -> list[Tell]:
+        self._check_journal(join)
         known = self.peers.get(join.name)
         if known is not None and known.join.incarnation > join.incarnation:
             text = f"{join.name} has been started again since; this one must stop"
@@ -118,7 +186,7 @@ class Membership:
         if rival is not None:
             text = f"worker {join.worker} is taken by {rival}, which is alive; choose another number"
             return [Tell(join.name, Welcome(join.name, join.incarnation, self.lease_s, False, text))]
-        again = known is not None and known.join == join and known.alive
+        again = known is not None and known.join.incarnation == join.incarnation and known.alive and known.heard
         self.peers[join.name] = Peer(join, now_s)
         told = [Tell(join.name, Welcome(join.name, join.incarnation, self.lease_s))]
         if not again and join.role == "server":
@@ -126,6 +194,15 @@ class Membership:
         if not again and join.role == "worker":
             told += self._update_members()
         return told + self._catch_up(Beat(join.name, join.incarnation))
+
+    def _check_journal(self, join: Join) -> None:
+        """Who is told of a later table than ours has been told by a coordinator whose journal we have not."""
+        known = (self.table.term, self.table.epoch) if self.table else (0, 0)
+        if (join.term, join.epoch) > known:
+            raise StoreError(
+                f"{join.name} is at term {join.term}, epoch {join.epoch} of this store, and the journal here ends at "
+                f"term {known[0]}, epoch {known[1]}; start the coordinator with the journal it had, or the store anew"
+            )
 
     def _rival(self, join: Join) -> str | None:
         """Another process that is this worker and alive."""
@@ -141,8 +218,11 @@ class Membership:
         if peer.join.incarnation > beat.incarnation or (peer.join.role == "worker" and not peer.alive):
             text = f"{beat.name} was not heard of for {self.lease_s:g} s, or was started again: join again"
             return [Tell(beat.name, Welcome(beat.name, beat.incarnation, self.lease_s, False, text))]
-        peer.heard_s, peer.alive = now_s, True
-        return [Tell(beat.name, Welcome(beat.name, beat.incarnation, self.lease_s)), *self._catch_up(beat)]
+        back = not (peer.alive and peer.heard)
+        peer.heard_s, peer.alive, peer.heard = now_s, True, True
+        welcome = Welcome(beat.name, beat.incarnation, self.lease_s, clock_s=beat.clock_s)
+        told = self._update_table() if back and peer.join.role == "server" else []
+        return [Tell(beat.name, welcome), *told, *self._catch_up(beat)]
 
     def _leave(self, leave: Leave) -> list[Tell]:
         peer = self.peers.get(leave.name)
@@ -150,7 +230,7 @@ class Membership:
             return []
         peer.alive = False
         if peer.join.role == "server":
-            return []
+            return self._update_table()
         told = self._update_members() if peer.join.role == "worker" else []
         return told + self._forget(peer.join)
 
@@ -169,21 +249,74 @@ class Membership:
 
     # --- the table ---
 
-    def _update_table(self) -> list[Tell]:
-        """Deal the first table when the expected servers are there; later, note a server that came back."""
+    def _update_table(self, standing: Standing | None = None) -> list[Tell]:
+        """Deal the first table when the expected servers are there; later, follow who came and went."""
         servers = [peer.join for peer in self.peers.values() if peer.join.role == "server"]
         if self.table is None:
             if len(servers) < max(join.expected for join in servers):
                 return []
-            entries = tuple(ServerEntry(join.name, join.address, join.incarnation) for join in servers)
-            self.table = Table(self.term, 1, entries, deal(len(entries)))
-        else:
-            by_name = {join.name: join for join in servers}
-            entries = tuple(_entry(by_name[entry.name]) for entry in self.table.servers)
-            if entries == self.table.servers:
-                return []
-            self.table = Table(self.term, self.table.epoch + 1, entries, self.table.owners)
-        return self._tell_all(self.table) + self._update_members()
+            entries = tuple(_entry(join) for join in servers)
+            replicas = min(max(join.replicas for join in servers), len(servers) - 1)
+            first = assign_first(entries, replicas)
+            self.table = Table(self.term, 1, entries, first.owners, replicas, first.backups, first.joining, first.lost)
+            return self._announce()
+        by_name = {join.name: join for join in servers}
+        entries = tuple(_entry(by_name[entry.name]) for entry in self.table.servers)
+        epoch = self.table.epoch + 1
+        new = reassign(self.table, entries, standing or self._standing(), epoch)
+        old = self.table
+        if entries == old.servers and (new.owners, new.backups, new.joining, new.lost) == (
+            old.owners, old.backups, old.joining, old.lost,
+        ):  # fmt: skip
+            return []
+        self.table = Table(self.term, epoch, entries, new.owners, old.replicas, new.backups, new.joining, new.lost)
+        return self._announce()
+
+    def _announce(self) -> list[Tell]:
+        """The rounds go on as they were decreed; whoever was about to join asks the servers of this table again."""
+        assert self.table is not None
+        members = self._update_members()
+        if self.decree is not None:
+            self.table = msgspec.structs.replace(self.table, decree=self.decree.number)
+        return self._tell_all(self.table) + members
+
+    def _standing(self) -> Standing:
+        assert self.table is not None
+        alive, replaced = set(), set()
+        for i, entry in enumerate(self.table.servers):
+            peer = self.peers[entry.name]
+            if peer.alive:
+                alive.add(i)
+            if peer.join.incarnation != entry.incarnation:
+                replaced.add(i)
+        return Standing(frozenset(alive), frozenset(replaced))
+
+    def _from_primary(self, message: CaughtUp | Lagging) -> tuple[int, int] | None:
+        """Which servers of the table this is about; None when it speaks of, or from, an earlier time."""
+        table = self.table
+        if table is None or message.epoch != table.epoch:
+            return None
+        index = {entry.name: i for i, entry in enumerate(table.servers)}
+        primary, replica = index.get(message.server), index.get(message.replica)
+        if primary is None or replica is None or table.servers[primary].incarnation != message.incarnation:
+            return None
+        return primary, replica
+
+    def _caught_up(self, message: CaughtUp) -> list[Tell]:
+        found = self._from_primary(message)
+        if found is None or self.table is None:
+            return []
+        owners = self.table.owners
+        pairs = frozenset((shard, found[1]) for shard in message.shards if owners[shard] == found[0])
+        known = self._standing()
+        return self._update_table(Standing(known.alive, known.replaced, caught_up=pairs))
+
+    def _lagging(self, message: Lagging) -> list[Tell]:
+        found = self._from_primary(message)
+        if found is None:
+            return []
+        known = self._standing()
+        return self._update_table(Standing(known.alive, known.replaced, lagging=frozenset({found})))
 
     # --- the rounds ---
 
@@ -223,7 +356,7 @@ class Membership:
 
     def _promised(self, promise: Promise) -> list[Tell]:
         proposal = self.proposal
-        if proposal is None or promise.number != proposal.number:
+        if proposal is None or promise.number != proposal.number or promise.epoch != (self.table or promise).epoch:
             return []
         proposal.promises[promise.server, promise.incarnation] = promise.round
         wanted = [(server.name, server.incarnation) for server in self._servers()]

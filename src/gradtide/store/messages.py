@@ -7,6 +7,8 @@ raw bytes, laid end to end in the order of its layout:
     Push          the pieces of the layout, in order
     Pulled        the pieces of the one part of the layout whose shard it answers, in order
     Pushed        the same when the push said `pull`, else nothing
+    Replicate     the values of `slots`, in order
+    Snapshot      the same
 
 `Piece.size_bytes` gives each length, so a shell can sendmsg from and recv_into the tensors' own memory; how the bytes
 are cut into frames (at most one block each) is the transport's affair.
@@ -30,9 +32,16 @@ __all__ = [
     "NO_WORKER",
     "RETRYABLE",
     "Beat",
+    "BlockImage",
+    "Came",
+    "CaughtUp",
     "ClientMessage",
+    "Closed",
     "Configure",
+    "Configured",
+    "Created",
     "Decree",
+    "Fenced",
     "Gone",
     "Init",
     "Initialised",
@@ -40,6 +49,7 @@ __all__ = [
     "KeyInfo",
     "KeySpec",
     "Keys",
+    "Lagging",
     "Leave",
     "Listed",
     "Member",
@@ -54,12 +64,21 @@ __all__ = [
     "Push",
     "Pushed",
     "Reason",
+    "RecordImage",
     "Refused",
+    "Replicate",
+    "Replicated",
     "Reply",
     "Request",
     "ServerEntry",
+    "ServerMessage",
+    "Settled",
+    "Slot",
+    "Snapshot",
+    "Step",
     "Table",
     "UpdateRule",
+    "Updated",
     "Version",
     "Welcome",
     "decode",
@@ -233,6 +252,7 @@ Reason = Literal[
     "nan",
     "forgotten",  # too old for the filter: whether it was applied can no longer be told
     "rule",  # the update rule refuses these arguments
+    "rolled_back",  # more servers died than there were replicas: what was there is gone
 ]
 
 RETRYABLE: frozenset[str] = frozenset({"epoch", "layout", "early", "busy"})
@@ -287,6 +307,9 @@ class Join(_Wire, frozen=True, tag=40):
     address: str = ""  # servers: where clients reach it
     worker: int = NO_WORKER
     expected: int = 0
+    replicas: int = 0  # servers: how many copies of each shard there should be beside the primary
+    term: int = 0  # servers: the newest table they know; a coordinator that knows less has lost its journal
+    epoch: int = 0
 
 
 class Leave(_Wire, frozen=True, tag=41):
@@ -304,6 +327,7 @@ class Beat(_Wire, frozen=True, tag=42):
     term: int = 0
     epoch: int = 0
     decree: int = 0
+    clock_s: float = 0.0  # the sender's own, for the answer to repeat: a lease begins when it was asked for
 
 
 class Welcome(_Wire, frozen=True, tag=43):
@@ -314,6 +338,7 @@ class Welcome(_Wire, frozen=True, tag=43):
     lease_s: float
     accepted: bool = True
     text: str = ""
+    clock_s: float = 0.0  # of the beat that this answers
 
 
 class ServerEntry(_Wire, frozen=True):
@@ -325,12 +350,22 @@ class ServerEntry(_Wire, frozen=True):
 
 
 class Table(_Wire, frozen=True, tag=44):
-    """Which server holds which shard: `owners[shard]` is an index into `servers`."""
+    """Which server holds which shard: `owners[shard]` is an index into `servers`, as are those of its replicas.
+
+    `backups[shard]` are in sync: nothing is acknowledged before they have it, and one of them follows a primary that
+    dies. `joining[shard]` are being brought up to date. `lost[shard]` is the epoch at which the shard had to begin
+    anew because everybody who was in sync had died. All three are empty in a store without replicas.
+    """
 
     term: int
     epoch: int
     servers: tuple[ServerEntry, ...]
     owners: tuple[int, ...]
+    replicas: int = 0
+    backups: tuple[tuple[int, ...], ...] = ()
+    joining: tuple[tuple[int, ...], ...] = ()
+    lost: tuple[int, ...] = ()
+    decree: int = 0  # a primary closes no round before it knows this one
 
 
 class Member(_Wire, frozen=True):
@@ -350,12 +385,13 @@ class Propose(_Wire, frozen=True, tag=45):
 
 
 class Promise(_Wire, frozen=True, tag=46):
-    """I close no round from `round` on before I know decree `number`."""
+    """I close no round from `round` on before I know decree `number`: of the shards that are mine in `epoch`."""
 
     server: str
     incarnation: int
     number: int
     round: int
+    epoch: int = 0
 
 
 class Decree(_Wire, frozen=True, tag=47):
@@ -374,12 +410,171 @@ class Gone(_Wire, frozen=True, tag=48):
     incarnation: int
 
 
+class CaughtUp(_Wire, frozen=True, tag=49):
+    """A replica has everything of these shards that was acknowledged, and I acknowledge nothing more without it."""
+
+    server: str
+    incarnation: int
+    epoch: int
+    replica: str
+    shards: tuple[int, ...]
+
+
+class Lagging(_Wire, frozen=True, tag=50):
+    """A replica that is in sync has not confirmed anything for too long: decide whether I may go on without it."""
+
+    server: str
+    incarnation: int
+    epoch: int
+    replica: str
+
+
+# --- between servers ---
+
+
+class Slot(_Wire, frozen=True):
+    """A value that follows a message between servers."""
+
+    dtype: str
+    count: int
+    scalar: bool = False  # a number rather than a row of one
+
+
+class Created(_Wire, frozen=True, tag=1):
+    """A block was initialised (one value)."""
+
+    spec: KeySpec
+    block: int
+    elements: int
+    size_bytes: int
+    digest: bytes
+
+
+class Updated(_Wire, frozen=True, tag=2):
+    """A block takes one update with the combined contributions (one value) of a round, or of one push (round 0)."""
+
+    key: str
+    block: int
+    round: int = 0
+    workers: tuple[int, ...] = ()
+
+
+class Came(_Wire, frozen=True, tag=3):
+    """A worker will push nothing more to a block up to a round."""
+
+    key: str
+    block: int
+    worker: int
+    round: int
+
+
+class Closed(_Wire, frozen=True, tag=4):
+    """The rounds of a block are closed up to this one, the last of them without a push."""
+
+    key: str
+    block: int
+    round: int
+
+
+class Configured(_Wire, frozen=True, tag=5):
+    """The rule of a key has other arguments from a round on."""
+
+    key: str
+    changes: dict[str, bool | int | float]
+    from_round: int
+
+
+class Settled(_Wire, frozen=True, tag=6):
+    """What a push was answered; None: a part of it is applied, the rest waits for its round."""
+
+    client: str
+    incarnation: int
+    sequence: int
+    answer: Pushed | Refused | None
+
+
+Step = Created | Updated | Came | Closed | Configured | Settled
+
+
+class Replicate(_Wire, frozen=True, tag=60):
+    """One entry of a shard's log, from its primary. Without steps: where are you? `shard` -1: are you still with me?
+
+    An entry is known by its position (the epoch it was made in, its number), as one shard has one primary an epoch.
+    """
+
+    epoch: int
+    server: str
+    shard: int
+    previous: Version
+    position: Version
+    version: Version
+    steps: tuple[Step, ...] = ()
+    slots: tuple[Slot, ...] = ()
+    clock_s: float = 0.0
+
+
+class Replicated(_Wire, frozen=True, tag=61):
+    """A replica has everything of a shard up to this position."""
+
+    epoch: int
+    server: str
+    shard: int
+    position: Version
+    clock_s: float = 0.0
+
+
+class BlockImage(_Wire, frozen=True):
+    """A block, but for its values: `values` of the slots are its own."""
+
+    created: Created
+    closed: int
+    counted: tuple[tuple[int, tuple[int, ...]], ...]
+    changes: tuple[tuple[int, dict[str, bool | int | float]], ...]
+    reached: tuple[tuple[int, int], ...]
+    arguments: dict[str, bool | int | float | str | tuple[float, ...] | None]  # of its rule, as they are now
+    names: tuple[str, ...]  # what an update rule keeps beside the value, one a further slot
+    values: int
+
+
+class RecordImage(_Wire, frozen=True):
+    """What a shard remembers of a client."""
+
+    client: str
+    incarnation: int
+    highest: int
+    floor: int
+    answers: tuple[Pushed | Refused, ...]
+    partial: tuple[int, ...]
+
+
+class Snapshot(_Wire, frozen=True, tag=62):
+    """A whole shard, for a replica that has none or another past."""
+
+    epoch: int
+    server: str
+    shard: int
+    position: Version
+    version: Version
+    blocks: tuple[BlockImage, ...]
+    records: tuple[RecordImage, ...]
+    slots: tuple[Slot, ...] = ()
+
+
+class Fenced(_Wire, frozen=True, tag=63):
+    """You speak of an epoch that is over: nothing was taken."""
+
+    epoch: int
+    server: str
+
+
 Request = Init | Push | Pull | Configure | Keys
 Reply = Initialised | Pushed | Pulled | Noted | Refused | Listed
 ClientMessage = Request | Reply
+ServerMessage = Replicate | Replicated | Snapshot | Fenced
 Message = (
     Init | Push | Pull | Configure | Keys | Initialised | Pushed | Pulled | Noted | Refused | Listed
-    | Join | Leave | Beat | Welcome | Table | Propose | Promise | Decree | Gone
+    | Join | Leave | Beat | Welcome | Table | Propose | Promise | Decree | Gone | CaughtUp | Lagging
+    | Replicate | Replicated | Snapshot | Fenced
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -13,6 +13,7 @@ import torch
 
 from gradtide.store.coordinator import Coordinator
 from gradtide.store.host import Host
+from gradtide.store.journal import Journal
 from gradtide.store.reductions import load_semiring
 from gradtide.store.server import Server
 from gradtide.store.updates import TorchArithmetic
@@ -37,6 +38,8 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     insecure_network: bool = False
     threads: int = 1
     semirings: tuple[str, ...] = ()  # servers: reductions of one's own, by import path
+    replicas: int = 0  # servers: how many copies of each shard there should be beside the primary
+    journal: str = ""  # the coordinator's file; without one it can't be started again
 
 
 def run_role(role: Role, secret: bytes = b"", tell: Callable[[str], object] = lambda address: None) -> None:
@@ -62,9 +65,12 @@ def _keep_freed_memory() -> None:
 def _make(role: Role, secret: bytes) -> Coordinator | Server:
     address = parse_address(role.address)
     if role.role == "coordinator":
-        return Coordinator(address, secret, lease_s=role.lease_s, insecure_network=role.insecure_network)
+        journal = Journal(role.journal) if role.journal else None
+        return Coordinator(
+            address, secret, lease_s=role.lease_s, insecure_network=role.insecure_network, journal=journal
+        )
     incarnation = time.time_ns() // 1000
     arithmetic = TorchArithmetic({path: load_semiring(path) for path in role.semirings})
-    host = Host(role.name, incarnation, role.address, arithmetic, expected=role.expected)
+    host = Host(role.name, incarnation, role.address, arithmetic, expected=role.expected, replicas=role.replicas)
     uplink = Uplink(parse_address(role.coordinator), secret)
     return Server(host, address, uplink, insecure_network=role.insecure_network, advertise=role.advertise)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from gradtide.store.arithmetic import BlockState, Contribution
-from gradtide.store.messages import KeySpec, Member
+from gradtide.store.messages import Created, KeySpec, Member, Updated
 
-__all__ = ["EARLY_ROUNDS", "REMEMBERED_ROUNDS", "Block"]
+__all__ = ["EARLY_ROUNDS", "REMEMBERED_ROUNDS", "Block", "Closing"]
 
 V = TypeVar("V")
 
@@ -35,6 +35,7 @@ class Block(Generic[V]):
     closed: int = 0  # every round up to this one is closed
     open: dict[int, dict[int, Contribution[V]]] = field(default_factory=dict)  # round -> worker -> contribution
     reached: dict[int, int] = field(default_factory=dict)  # worker -> the last round it has come by
+    came: dict[int, int] = field(default_factory=dict)  # the same, of those who came without a push: replicas know it
     counted: dict[int, frozenset[int]] = field(default_factory=dict)  # closed round -> who was in it
     changes: list[tuple[int, dict[str, bool | int | float]]] = field(default_factory=list)  # (from round, what)
 
@@ -42,6 +43,10 @@ class Block(Generic[V]):
     def delay(self) -> int:
         assert self.spec.delay is not None
         return self.spec.delay
+
+    def created(self, number: int) -> Created:
+        """What a replica must know to have this block too."""
+        return Created(self.spec, number, self.elements, self.size_bytes, self.digest)
 
     def may_start(self, step: int) -> bool:
         """May a worker begin this step with the value as it is?"""
@@ -72,24 +77,33 @@ class Block(Generic[V]):
             self.reached[worker] = round_
         return news
 
+    def come_by_without_push(self, worker: int, round_: int) -> bool:
+        """The same, by a pull of a later step. Returns whether that is news."""
+        news = self.come_by(worker, round_)
+        if news:
+            self.came[worker] = round_
+        return news
+
     @property
     def begun(self) -> int:
         """The last round that anybody here has had to do with."""
         return max(self.closed, max(self.reached.values(), default=0))
 
-    def close_ready(self, members: Mapping[int, Member], ceiling: int | None) -> tuple[int, int]:
-        """Close every round that all have come by. Returns how many updates were made and how many bytes were freed."""
+    def close_ready(self, members: Mapping[int, Member], ceiling: int | None) -> "Closing[V]":
+        """Close every round that all have come by."""
         frontier = self._frontier(members, ceiling)
         ready = sorted(round_ for round_ in self.open if round_ <= frontier)
-        freed = sum(self._close(round_) for round_ in ready)
+        closing = Closing([self._close(round_) for round_ in ready])
         if frontier > self.closed:
+            closing.beyond = frontier > max(ready, default=0)
             self.closed = frontier
-        return len(ready), freed
+        return closing
 
     def retain(self, workers: Iterable[int]) -> None:
         """Forget how far those who left had come."""
         staying = set(workers)
         self.reached = {worker: round_ for worker, round_ in self.reached.items() if worker in staying}
+        self.came = {worker: round_ for worker, round_ in self.came.items() if worker in staying}
 
     def configure(self, changes: dict[str, bool | int | float], from_round: int) -> None:
         """Change the rule's arguments from a round on; 0 means at once."""
@@ -106,13 +120,51 @@ class Block(Generic[V]):
             come_by = max(self.open, default=self.closed)
         return come_by if ceiling is None else min(come_by, ceiling - 1)
 
-    def _close(self, round_: int) -> int:
+    def _close(self, round_: int) -> tuple[int, V, tuple[int, ...]]:
+        slots = self.open.pop(round_)
+        workers = tuple(sorted(slots))
+        combined = self._combine(round_, [slots[worker] for worker in workers])
+        self.state.apply(combined)
+        self._note(round_, workers)
+        return round_, combined, workers
+
+    def _combine(self, round_: int, in_order: list[Contribution[V]]) -> V:
+        self._take_changes(round_)
+        return self.state.combine(in_order)
+
+    def _take_changes(self, round_: int) -> None:
         while self.changes and self.changes[0][0] <= round_:
             self.state.configure(self.changes.pop(0)[1])
-        slots = self.open.pop(round_)
-        in_order = [slots[worker] for worker in sorted(slots)]
-        self.state.apply(self.state.combine(in_order))
-        self.counted[round_] = frozenset(slots)
+
+    def _note(self, round_: int, workers: Iterable[int]) -> None:
+        self.counted[round_] = frozenset(workers)
         if len(self.counted) > REMEMBERED_ROUNDS:
             del self.counted[next(iter(self.counted))]
-        return len(slots) * self.size_bytes
+
+    # --- as a replica ---
+
+    def replay(self, step: Updated, combined: V) -> None:
+        """The update that the primary made."""
+        if step.round:
+            self._take_changes(step.round)
+        self.state.apply(combined)
+        if step.round:
+            self._note(step.round, step.workers)
+            self.closed = step.round
+
+    def forget_what_is_open(self) -> None:
+        """Contributions to open rounds are the primary's alone; who pushed them will push them again."""
+        self.open.clear()
+        self.reached = dict(self.came)
+
+
+@dataclass(slots=True)
+class Closing(Generic[V]):
+    """What closed: each round with its combined contributions and whose they were."""
+
+    rounds: list[tuple[int, V, tuple[int, ...]]]
+    beyond: bool = False  # the block is closed up to a round that nobody pushed for
+
+    @property
+    def contributions(self) -> int:
+        return sum(len(workers) for _, _, workers in self.rounds)

@@ -22,6 +22,7 @@ from gradtide.errors import CommunicationError, FrameError
 from gradtide.store.host import LAYOUTS_KEPT, Host
 from gradtide.store.messages import (
     Configure,
+    Fenced,
     Init,
     Keys,
     Message,
@@ -32,12 +33,17 @@ from gradtide.store.messages import (
     Push,
     Pushed,
     Refused,
+    Replicate,
+    Replicated,
     Request,
+    ServerMessage,
+    Snapshot,
     decode,
     encode,
 )
+from gradtide.store.parts import Answer
+from gradtide.store.peers import Arriving, Peers
 from gradtide.store.placement import BLOCK_BYTES
-from gradtide.store.shard import Answer
 from gradtide.store.tensors import DTYPES, bytes_of
 from gradtide.store.uplink import Uplink
 from gradtide.transport.authenticate import HANDSHAKE_S, Address, listen
@@ -50,6 +56,7 @@ WINDOW_BYTES = 64 << 20  # above what a session sends before it hears something
 _TICK_S = 0.05
 _WITH_VALUES = (Push, Init)  # a tuple: isinstance takes half as long as with a union
 _REQUESTS = (*_WITH_VALUES, Pull, Configure, Keys)
+_BETWEEN_SERVERS = (Replicate, Replicated, Snapshot, Fenced)
 _log = logging.getLogger("gradtide.server")
 
 
@@ -79,6 +86,7 @@ class _Request:
 class _Client:
     connection: Connection
     request: _Request | None = None
+    arriving: Arriving | None = None  # from another server
     handed_over: int = 0  # body bytes that credit was not given back for
     noted: dict[tuple[int, int], int] = field(default_factory=dict)  # (sequence, shard) -> bytes that wait here
     noted_bytes: int = 0
@@ -105,6 +113,7 @@ class Server:
         self._host = host
         self._service = Service(listener, uplink.secret, "server", self._greet, handshake_s)
         self._uplink = uplink
+        self._peers = Peers(self._service, uplink.secret, host.peer_is_up)
         self._routes: dict[str, _Client] = {}  # by the client's name: the connection it has now
         self._lent: dict[int, list[Connection]] = {}  # shard -> who may still have to send its memory
         self._plans: dict[bytes, tuple[_PartPlan, ...]] = {}  # by layout, as long as all its keys are known
@@ -120,12 +129,16 @@ class Server:
                 next_tick_s = now_s + _TICK_S
                 self._uplink.tell(self._host.tick(now_s))
                 self._uplink.poll(now_s)
+            self._peers.poll()
+            if self._host.replication.outbox:
+                self._send_to_peers()
             self._service.run_once(next_tick_s - now_s)
         self.close()
 
     def close(self) -> None:
         """Closes every socket."""
         self._uplink.close()
+        self._peers.close()
         self._service.close()
 
     def stop(self) -> None:
@@ -160,6 +173,8 @@ class Server:
             message = decode(data)
         except (msgspec.DecodeError, ValueError, UnicodeDecodeError):
             raise FrameError("it sent something that is no message of the store") from None
+        if isinstance(message, _BETWEEN_SERVERS):
+            return self._begin_from_server(client, message)
         if not isinstance(message, _REQUESTS):
             raise FrameError("it sent a server what belongs to others")
         if self._routes.get(message.client) is not client:
@@ -207,6 +222,7 @@ class Server:
                 known = [blocks.get((piece.key, piece.block)) for piece in part.pieces]
                 all_known = all_known and None not in known
                 passing = all(block is not None and block.spec.delay is None for block in known)
+                passing = passing and not self._host.is_replicated  # else the log keeps them
                 # An unknown key will be refused when it has arrived; until then its bytes are just bytes.
                 dtypes = [DTYPES[block.spec.dtype] if block else None for block in known]
             made.append(_plan_part(part, dtypes, isinstance(message, Init), passing))
@@ -218,7 +234,35 @@ class Server:
         return plan
 
     def _filled(self, client: _Client) -> memoryview | None:
-        return self._next(client)
+        return self._next(client) if client.arriving is None else self._next_from_server(client, client.arriving)
+
+    # --- other servers ---
+
+    def _begin_from_server(self, client: _Client, message: ServerMessage) -> memoryview | None:
+        if isinstance(message, Replicated | Fenced):
+            self._deliver(self._host.hear_server(message, (), time.monotonic()))
+            return None
+        client.arriving = Arriving(message)
+        return self._next_from_server(client, client.arriving)
+
+    def _next_from_server(self, client: _Client, arriving: Arriving) -> memoryview | None:
+        place = arriving.next()
+        if place is None:
+            client.arriving = None
+            client.handed_over += sum(value.nbytes for value in arriving.values)
+            self._deliver(self._host.hear_server(arriving.message, arriving.values, time.monotonic()))
+            if client.handed_over >= WINDOW_BYTES // 4:
+                self._give_back(client)
+        return place
+
+    def _send_to_peers(self) -> None:
+        table = self._host.table
+        addresses = {server.name: server.address for server in table.servers} if table else {}
+        for send in self._host.take_outbox():
+            if send.name in addresses:
+                connection = self._peers.send(send.name, addresses[send.name], send.message, send.values)
+                if connection is not None and isinstance(send.message, Snapshot):
+                    self._lent.setdefault(send.message.shard, []).append(connection)
 
     def _next(self, client: _Client) -> memoryview | None:
         """Hands over every part that is complete; the memory for what comes next, None when the request is complete."""
@@ -275,6 +319,8 @@ class Server:
     # --- answers ---
 
     def _deliver(self, answers: Sequence[Answer[Tensor]]) -> None:
+        if self._host.replication.outbox:
+            self._send_to_peers()
         for answer in answers:
             client = self._routes.get(answer.client)
             if client is None:

@@ -89,6 +89,7 @@ class Session(Generic[V]):
     step: int = 0  # the step this worker is in
     specs: dict[str, KeySpec] = field(default_factory=dict)
     seen: dict[int, Version] = field(default_factory=dict)  # shard -> the latest version read or written
+    rolled_back: dict[int, Version] = field(default_factory=dict)  # shard -> what was seen of it before it was lost
     operations: dict[int, Operation[V]] = field(default_factory=dict)  # by sequence, which is their order
     _next_round: dict[str, int] = field(default_factory=dict)  # key -> the first round it can still be pushed for
     _unanswered: dict[int, list[int]] = field(default_factory=dict)  # shard -> sequences of pushes
@@ -99,6 +100,11 @@ class Session(Generic[V]):
     def ready(self) -> bool:
         """Is there somewhere to send to, and, for a worker, a round to be in?"""
         return self.table is not None and (self.worker == NO_WORKER or self.member is not None)
+
+    @property
+    def degraded(self) -> int:
+        """How many shards have no replica in sync although they should."""
+        return self.table.backups.count(()) if self.table is not None else 0
 
     # --- what a user asks for ---
 
@@ -154,7 +160,7 @@ class Session(Generic[V]):
 
     def quick_push(self, layout: Layout, weight: float | None) -> tuple[ServerEntry, Push] | None:
         """A push of one piece outside of rounds that also pulls; None when that needs the ordinary way."""
-        if self.operations or self.table is None or len(layout.pieces) != 1:
+        if self.operations or self.rolled_back or self.table is None or len(layout.pieces) != 1:
             return None
         (share,) = layout.shares(self.table)
         if (share.server, share.name) not in self._known_layouts or self.specs[layout.keys[0]].delay is not None:
@@ -213,7 +219,7 @@ class Session(Generic[V]):
         assert self.table is not None
         operation = self._begin("keys", Layout((), (), ()), ())
         operation.prefix = prefix
-        operation.unanswered = set(range(len(self.table.servers)))
+        operation.unanswered = set(self.table.owners)  # whoever is primary of nothing has nothing to list
         return self._start(operation, now_s)
 
     def leave(self) -> Instructions[V]:
@@ -228,6 +234,8 @@ class Session(Generic[V]):
         return operation
 
     def _start(self, operation: Operation[V], now_s: float) -> tuple[int, Instructions[V]]:
+        if self.rolled_back and (told := self._roll_back(operation, self.rolled_back)):
+            return operation.sequence, told
         self._plan(operation)
         return operation.sequence, self._send_what_fits(now_s)
 
@@ -253,18 +261,50 @@ class Session(Generic[V]):
     def hear(self, message: Message, now_s: float) -> Instructions[V]:
         """The coordinator said something."""
         match message:
-            case Welcome():
+            case Welcome() if message.incarnation == self.incarnation:
                 self.heart.welcome(message, now_s)
                 return self._expel(self.heart.refused) if self.heart.refused else []
             case Table() if self.table is None or (message.term, message.epoch) > (self.table.term, self.table.epoch):
-                self.table = message
-                self._known_layouts.clear()
-                for operation in self.operations.values():
-                    self._plan(operation)
-                return self._send_what_fits(now_s)
+                return self._take_table(message, now_s)
             case Decree() if self.decree is None or message.number > self.decree.number:
                 return self._take_decree(message)
         return []
+
+    def _take_table(self, table: Table, now_s: float) -> Instructions[V]:
+        """Who holds what has changed: what is open goes to who holds it now, unless what it builds on is gone."""
+        self.table = table
+        self._known_layouts.clear()
+        told = self._learn_what_was_lost(table)
+        for operation in self.operations.values():
+            self._plan(operation)
+        return told + self._send_what_fits(now_s)
+
+    def _learn_what_was_lost(self, table: Table) -> Instructions[V]:
+        """More servers died than there were replicas: whoever has seen what is gone must be told."""
+        for shard, epoch in enumerate(table.lost if any(table.lost) else ()):
+            seen = self.seen.get(shard)
+            if seen is not None and seen.epoch < epoch:
+                self.rolled_back[shard] = seen
+                del self.seen[shard]
+        if not self.rolled_back:
+            return []
+        gone = dict(self.rolled_back)
+        return [t for operation in list(self.operations.values()) for t in self._roll_back(operation, gone)]
+
+    def _roll_back(self, operation: Operation[V], gone: Mapping[int, Version]) -> Instructions[V]:
+        """Operations on keys of which something is gone fail and say so, once; later ones find the keys unknown."""
+        shards = {part.shard for part in operation.layout.parts}.intersection(gone)
+        if not shards or operation.kind == "init":
+            return []
+        names = {piece.key for part in operation.layout.parts if part.shard in shards for piece in part.pieces}
+        seen = max(gone[shard] for shard in shards)
+        for shard in shards:
+            self.rolled_back.pop(shard, None)
+        text = (
+            f"{', '.join(sorted(names))} went back from version {seen.epoch}.{seen.sequence} to nothing: more servers "
+            "died than there were replicas; init again, from a checkpoint if there is one"
+        )
+        return self._finish(operation, Refused(operation.sequence, -1, "rolled_back", text))
 
     def expects(self, message: Reply) -> Part | None:
         """The pieces that follow this reply, and so where its payload belongs; None: nothing that is open."""
@@ -374,6 +414,8 @@ class Session(Generic[V]):
         """One flight a server of the table, for what is still unanswered."""
         assert self.table is not None
         if operation.kind == "keys":
+            operation.listed.clear()  # when the table changes, everybody is asked again
+            operation.unanswered = set(self.table.owners)
             operation.flights = {index: Flight(index, (), 0, {index}) for index in operation.unanswered}
             return
         carries = operation.kind in ("init", "push")

@@ -2,18 +2,22 @@
 
 `handle(event)` returns what to send, in order. host.py cuts a server's requests into the events below; the shell
 (server.py) delivers the answers to the connection that the client has now. Nothing is ever acknowledged on receipt:
-`Pushed` leaves `_settle`, after the update. That is the place where a replica's word will be waited for.
+`Pushed` leaves `_settle`, after the update; with replicas, everything that was changed is noted in the log (log.py),
+which holds the answers back until the replicas have it. What a replica does with an entry is in image.py.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from gradtide.errors import ConfigError
 from gradtide.store.arithmetic import Arithmetic, Contribution
-from gradtide.store.filter import Filter, Verdict
+from gradtide.store.filter import Answered, Filter, Verdict
+from gradtide.store.log import Log
 from gradtide.store.messages import (
+    Came,
+    Closed,
     Configure,
+    Configured,
     Decree,
     Init,
     Initialised,
@@ -27,9 +31,12 @@ from gradtide.store.messages import (
     Push,
     Pushed,
     Refused,
-    Reply,
+    Settled,
+    Step,
+    Updated,
     Version,
 )
+from gradtide.store.parts import Answer, ConfigurePart, Forget, InitPart, PullPart, PushPart, ShardEvent
 from gradtide.store.refusals import (
     REMEMBERED,
     TEXTS,
@@ -48,69 +55,12 @@ from gradtide.store.refusals import (
 )
 from gradtide.store.rounds import Block
 
-__all__ = ["Answer", "ConfigurePart", "Forget", "InitPart", "PullPart", "PushPart", "Shard", "ShardEvent"]
+__all__ = ["Shard"]
 
 V = TypeVar("V")
 
 # A newcomer's first round is this far beyond what anybody has begun here, so that those who run wait for no decree.
 JOIN_AHEAD = 2
-
-
-@dataclass(frozen=True, slots=True)
-class InitPart(Generic[V]):
-    """The blocks of an Init that are this shard's."""
-
-    request: Init
-    part: Part
-    values: Sequence[V]
-
-
-@dataclass(frozen=True, slots=True)
-class PushPart(Generic[V]):
-    """The pieces of a Push that are this shard's; the shard keeps `values` until they are applied."""
-
-    request: Push
-    part: Part
-    after: int
-    values: Sequence[V]
-
-
-@dataclass(frozen=True, slots=True)
-class PullPart:
-    """The pieces of a Pull that are this shard's."""
-
-    request: Pull
-    part: Part
-    after: int
-    at_least: Version
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigurePart:
-    """A Configure that touches this shard."""
-
-    request: Configure
-    after: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """A client is gone for good: its answers may go, and it is refused should it come back."""
-
-    client: str
-    incarnation: int
-
-
-ShardEvent = InitPart[V] | PushPart[V] | PullPart | ConfigurePart | Decree | Forget
-
-
-@dataclass(frozen=True, slots=True)
-class Answer(Generic[V]):
-    """Send `message`, followed by `values`, to a client."""
-
-    client: str
-    message: Reply
-    values: tuple[V, ...] = ()
 
 
 @dataclass(slots=True)
@@ -129,9 +79,20 @@ class Shard(Generic[V]):
     waiting_bytes: int = 0  # contributions of open rounds: what backpressure counts
     waiting_pushes: list[PushPart[V]] = field(default_factory=list)
     waiting_pulls: dict[tuple[str, int], PullPart] = field(default_factory=dict)
+    position: Version = field(default_factory=Version)  # of the last entry of the log that is in the state
+    log: Log[V] | None = None  # on a primary, in a store with replicas
 
     def handle(self, event: ShardEvent[V]) -> list[Answer[V]]:
         """Take one event; returns what to send."""
+        answers = self._take(event)
+        return answers if self.log is None else self._conclude(self.log, answers)
+
+    def _conclude(self, log: Log[V], answers: list[Answer[V]]) -> list[Answer[V]]:
+        """One event is one entry of the log; what depends on it is answered when the replicas have it."""
+        self.position = log.seal(self.version)
+        return log.hold(answers)
+
+    def _take(self, event: ShardEvent[V]) -> list[Answer[V]]:
         match event:
             case PushPart():
                 return self._push(event)
@@ -155,9 +116,28 @@ class Shard(Generic[V]):
             self.ceiling = first if self.ceiling is None else min(self.ceiling, first)
         return first
 
+    def await_decree(self, number: int) -> None:
+        """Close nothing before this decree is known: somebody may be in the rounds of whom this shard never heard."""
+        if number > self.decree:
+            self.promised = max(self.promised, number)
+            self.ceiling = 0
+
     def adopt_epoch(self, epoch: int) -> None:
         """The table has changed and this shard is still here: versions go on in the new epoch."""
         self.version = Version(epoch, self.version.sequence)
+
+    def take_over(self) -> None:
+        """A replica becomes the primary: what the old one had not settled will be said again."""
+        self.filter.take_over()
+        self.forget_what_waits()
+
+    def forget_what_waits(self) -> None:
+        """Nobody here is a primary's client any more, or not yet."""
+        self.waiting_pushes.clear()
+        self.waiting_pulls.clear()
+        self.waiting_bytes = 0
+        for block in self.blocks.values():
+            block.forget_what_is_open()
 
     # --- init ---
 
@@ -169,9 +149,10 @@ class Shard(Generic[V]):
             ]
         except Refusal as refusal:
             return [self._refuse(request, refusal)]
-        for piece, block in zip(event.part.pieces, fresh, strict=True):
+        for piece, block, value in zip(event.part.pieces, fresh, event.values, strict=True):
             if block is not None:
                 self.blocks[piece.key, piece.block] = block
+                self._note(block.created(piece.block), value)
         return [Answer(request.client, Initialised(request.sequence, self.number, self.version))]
 
     def _make(self, request: Init, piece: Piece, value: V) -> Block[V] | None:
@@ -219,11 +200,12 @@ class Shard(Generic[V]):
     def _apply_at_once(self, event: PushPart[V], block: Block[V]) -> list[Answer[V]]:
         """One piece outside of rounds while nobody waits: what the general way does, in half the time."""
         request = event.request
-        block.state.apply(block.state.combine([Contribution(request.weight, event.values[0])]))
-        self._count_updates(1)
+        if not self.filter.has_applied_part(request.client, request.sequence):
+            self._apply(event.part.pieces[0], block, request, event.values[0])
+            self._count_updates(1)
         pushed = Pushed(request.sequence, self.number, self.version)
         self.filter.admit(request.client, request.incarnation, request.sequence)
-        self.filter.settle(request.client, request.incarnation, pushed)
+        self._answer_push(request, pushed)
         return [Answer(request.client, pushed, (block.state.value(),) if request.pull else ())]
 
     def _judge(self, request: Push | Configure, after: int, decree: int) -> Verdict:
@@ -262,21 +244,40 @@ class Shard(Generic[V]):
             raise not_member(request.client, request.worker)
         return member
 
-    def _accumulate(self, event: PushPart[V]) -> list[Block[V]]:
+    def _accumulate(self, event: PushPart[V]) -> list[tuple[str, int]]:
         """Apply what is async, and put the rest into its slots; returns the blocks that may now close a round."""
-        request, touched, applied = event.request, list[Block[V]](), False
+        request, touched, applied = event.request, list[tuple[str, int]](), False
+        again = self.filter.has_applied_part(request.client, request.sequence)
         for piece, value in zip(event.part.pieces, event.values, strict=True):
             block = self.blocks[piece.key, piece.block]
-            contribution = Contribution(request.weight, value)
             if block.spec.delay is None:
-                block.state.apply(block.state.combine([contribution]))
-                applied = True
+                if not again:
+                    self._apply(piece, block, request, value)
+                    applied = True
             elif request.round > block.closed:
+                contribution = Contribution(request.weight, value)
                 self.waiting_bytes += block.contribute(request.round, request.worker, contribution)
-                touched.append(block)
+                touched.append((piece.key, piece.block))
         if applied:
             self._count_updates(1)
+            if touched:
+                self._note(Settled(request.client, request.incarnation, request.sequence, None))
         return touched
+
+    def _apply(self, piece: Piece, block: Block[V], request: Push, value: V) -> None:
+        """A push outside of rounds is an update of its own."""
+        combined = block.state.combine([Contribution(request.weight, value)])
+        self._note(Updated(piece.key, piece.block), combined)
+        block.state.apply(combined)
+
+    def _answer_push(self, request: Push | Configure, answer: Answered) -> None:
+        self.filter.settle(request.client, request.incarnation, answer)
+        self._note(Settled(request.client, request.incarnation, request.sequence, answer))
+
+    def _note(self, step: Step, value: V | None = None) -> None:
+        """Something changes: replicas must do the same."""
+        if self.log is not None:
+            self.log.note(step, value)
 
     def _configure(self, event: ConfigurePart) -> list[Answer[V]]:
         request = event.request
@@ -296,9 +297,10 @@ class Shard(Generic[V]):
             return [self._refuse(request, refusal)]
         for block in blocks:
             block.configure(request.changes, request.from_round)
+        self._note(Configured(request.key, request.changes, request.from_round))
         self.filter.admit(request.client, request.incarnation, request.sequence)
         answer = Pushed(request.sequence, self.number, self.version)
-        self.filter.settle(request.client, request.incarnation, answer)
+        self._answer_push(request, answer)
         return [Answer(request.client, answer)]
 
     # --- pull ---
@@ -310,7 +312,7 @@ class Shard(Generic[V]):
         self.waiting_pulls[request.client, request.sequence] = event
         return self._progress([])
 
-    def _attend(self, event: PullPart) -> tuple[Answer[V] | None, list[Block[V]]]:
+    def _attend(self, event: PullPart) -> tuple[Answer[V] | None, list[tuple[str, int]]]:
         """Answer a pull if its time has come; also the blocks that it lets go on, by saying how far its worker is."""
         request = event.request
         unseen = not self.filter.has_seen(request.client, request.incarnation, event.after)
@@ -318,7 +320,7 @@ class Shard(Generic[V]):
             return None, []
         try:
             blocks = [self._find(piece, request.client) for piece in event.part.pieces]
-            touched = self._come_by(request, blocks)
+            touched = self._come_by(event)
         except Refusal as refusal:
             return self._refuse(request, refusal), []
         if self.version < event.at_least or not all(block.may_start(request.round) for block in blocks):
@@ -326,13 +328,22 @@ class Shard(Generic[V]):
         reply = Pulled(request.sequence, self.number, self.version, *_progress_of(blocks, request.round))
         return Answer(request.client, reply, self._values(event.part)), touched
 
-    def _come_by(self, request: Pull, blocks: list[Block[V]]) -> list[Block[V]]:
+    def _come_by(self, event: PullPart) -> list[tuple[str, int]]:
+        """A pull of a step says that its worker has pushed all it will for the rounds before; the blocks it frees."""
+        request, touched = event.request, list[tuple[str, int]]()
         if request.round == 0:
-            return []
-        in_rounds = [block for block in blocks if block.spec.delay is not None]
+            return touched
+        names = [(piece.key, piece.block) for piece in event.part.pieces]
+        in_rounds = [name for name in names if self.blocks[name].spec.delay is not None]
         if in_rounds:
             self._membership(request)
-        return [block for block in in_rounds if block.come_by(request.worker, request.round - 1)]
+        for name in in_rounds:
+            block, round_ = self.blocks[name], request.round - 1
+            if block.come_by_without_push(request.worker, round_):
+                touched.append(name)
+                if round_ > block.closed:
+                    self._note(Came(*name, request.worker, round_))
+        return touched
 
     # --- what all share ---
 
@@ -351,16 +362,14 @@ class Shard(Generic[V]):
             self.ceiling = None
         for block in self.blocks.values():
             block.retain(self.members)
-        return self._progress([block for block in self.blocks.values() if block.spec.delay is not None])
+        return self._progress([name for name, block in self.blocks.items() if block.spec.delay is not None])
 
-    def _progress(self, touched: list[Block[V]]) -> list[Answer[V]]:
+    def _progress(self, touched: list[tuple[str, int]]) -> list[Answer[V]]:
         """Close what can close, then answer who waited for it; a pull may let further rounds close."""
         answers: list[Answer[V]] = []
         while True:
-            for block in touched:
-                updates, freed = block.close_ready(self.members, self.ceiling)
-                self._count_updates(updates)
-                self.waiting_bytes -= freed
+            for name in touched:
+                self._close_ready(name)
             answers += self._settle()
             touched = []
             for name, event in list(self.waiting_pulls.items()):
@@ -371,6 +380,18 @@ class Shard(Generic[V]):
                     answers.append(answer)
             if not touched:
                 return answers
+
+    def _close_ready(self, name: tuple[str, int]) -> None:
+        block = self.blocks[name]
+        if self.log is not None:
+            self.log.before_change()
+        closing = block.close_ready(self.members, self.ceiling)
+        self._count_updates(len(closing.rounds))
+        self.waiting_bytes -= closing.contributions * block.size_bytes
+        for round_, combined, workers in closing.rounds:
+            self._note(Updated(*name, round_, workers), combined)
+        if closing.beyond:
+            self._note(Closed(*name, block.closed))
 
     def _settle(self) -> list[Answer[V]]:
         """Acknowledge the pushes that are in the value now."""
@@ -384,7 +405,7 @@ class Shard(Generic[V]):
                 continue
             round_, staleness = _progress_of(blocks, request.round)
             pushed = Pushed(request.sequence, self.number, self.version, round_, staleness=staleness)
-            self.filter.settle(request.client, request.incarnation, pushed)
+            self._answer_push(request, pushed)
             answers.append(Answer(request.client, pushed, self._values(event.part) if request.pull else ()))
         self.waiting_pushes = waiting
         return answers

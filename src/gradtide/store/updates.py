@@ -17,12 +17,14 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from gradtide.errors import ConfigError
-from gradtide.store.arithmetic import BlockState, Contribution
-from gradtide.store.messages import KeySpec, UpdateRule
+from gradtide.store.arithmetic import Arguments, BlockState, Contribution
+from gradtide.store.messages import KeySpec, Slot, UpdateRule
 from gradtide.store.reductions import SEMIRINGS, Semiring, reduce_in_order, trimmed_mean, weighted_mean
+from gradtide.store.tensors import dtype_name
 
 __all__ = ["ELEMENTWISE", "FUSED_ELEMENTS", "TorchArithmetic", "update"]
 
@@ -140,6 +142,23 @@ class TorchArithmetic:
     def part(self, value: Tensor, start: int, count: int) -> Tensor:
         return value[start : start + count]
 
+    def restore(
+        self, spec: KeySpec, value: Tensor, arguments: Arguments, beside: Mapping[str, Tensor]
+    ) -> BlockState[Tensor]:
+        rule = UpdateRule(spec.update.name, arguments, spec.update.reduce)
+        state = self.create(replace(spec, update=rule), value)
+        if isinstance(state, _Optimized):
+            state.take(beside)
+        return state
+
+    def slot(self, value: Tensor) -> Slot:
+        name = dtype_name(value.dtype)
+        assert name is not None
+        return Slot(name, value.numel(), value.dim() == 0)
+
+    def copy(self, value: Tensor) -> Tensor:
+        return value.clone()
+
 
 class _Reduced:
     """A value that contributions replace or are combined into."""
@@ -175,6 +194,12 @@ class _Reduced:
 
     def configure(self, changes: Mapping[str, bool | int | float]) -> None:
         self._rule = UpdateRule(self._rule.name, {**self._rule.arguments, **changes}, self._rule.reduce)
+
+    def arguments(self) -> Arguments:
+        return self._rule.arguments
+
+    def beside(self) -> dict[str, Tensor]:
+        return {}
 
 
 class _Optimized:
@@ -212,3 +237,16 @@ class _Optimized:
     def configure(self, changes: Mapping[str, bool | int | float]) -> None:
         self._rule = UpdateRule(self._rule.name, {**self._rule.arguments, **changes}, self._rule.reduce)
         self._optimizer.param_groups[0].update(changes)
+
+    def arguments(self) -> Arguments:
+        return self._rule.arguments
+
+    def beside(self) -> dict[str, Tensor]:
+        """Torch keeps all of an optimizer's state in tensors, or None where there is none yet."""
+        state = self._optimizer.state.get(self._parameter, {})
+        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+    def take(self, beside: Mapping[str, Tensor]) -> None:
+        """The state that another server's optimizer had."""
+        if beside:
+            self._optimizer.state[self._parameter] = {name: value.clone() for name, value in beside.items()}

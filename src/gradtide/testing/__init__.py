@@ -3,9 +3,13 @@
 clock.py       time that passes only when everything due has happened
 network.py     delays, reorders, drops, duplicates and cuts, by a seed
 numbers.py     integers for values, that show every wrong order or count
-actors.py      the shells around the store's machines
+faults.py      what goes wrong, as named values
+actors.py      the shell around clients
+processes.py   the shells around servers and coordinator, that can be killed, stopped and started
+trouble.py     lets faults happen, within what the replicas can make up for or beyond it
 scripts.py     what simulated workers and clients do
 history.py     what happened, and the checker
+outcome.py     what the servers hold in the end
 simulate.py    scenarios by seed; `python -m gradtide.testing.simulate --seed N` replays one
 check_transport.py  what every way to move bytes must do
 proxy.py       real sockets on a bad network: drops, duplicates, delays and cuts

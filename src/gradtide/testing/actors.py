@@ -1,25 +1,26 @@
-"""The shells of the simulator: they move messages and time between the pure machines, as sockets and clocks would."""
+"""The shell of the simulator around clients: it moves messages and time, as sockets and clocks would."""
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from random import Random
+from typing import TYPE_CHECKING
 
-from gradtide.store.host import Host
 from gradtide.store.layouts import Layout
-from gradtide.store.membership import Membership, Tell
-from gradtide.store.messages import KeySpec, Message, Reply, Request, decode, encode
+from gradtide.store.messages import KeySpec, Message, Pushed, Reply, decode, encode
 from gradtide.store.operations import Done, Send, SessionInstruction, TellCoordinator
 from gradtide.store.session import Session
-from gradtide.store.shard import Answer
 from gradtide.testing.clock import VirtualClock
+from gradtide.testing.faults import COORDINATOR
 from gradtide.testing.history import History, Operated, Place
 from gradtide.testing.network import Network
-from gradtide.testing.numbers import DIGIT_BITS, ExactArithmetic, Number
+from gradtide.testing.numbers import DIGIT_BITS, Number
 
-__all__ = ["COORDINATOR", "ClientActor", "CoordinatorActor", "HostActor", "Script", "World"]
+if TYPE_CHECKING:
+    from gradtide.testing.processes import CoordinatorActor, HostActor
 
-COORDINATOR = "coordinator"
+__all__ = ["ClientActor", "Script", "World"]
+
 TICK_S = 0.2
 
 # A client's program: yields seconds to sleep, or the sequences of operations to wait for.
@@ -37,13 +38,14 @@ class World:
     hosts: dict[str, "HostActor"] = field(default_factory=dict)
     clients: dict[str, "ClientActor"] = field(default_factory=dict)
     coordinator: "CoordinatorActor | None" = None
+    journal: bytes = b""  # the coordinator's disk
     next_digit: int = 0
 
     def tell_coordinator(self, source: str, message: Message) -> None:
         wire = encode(message)
         coordinator = self.coordinator
         assert coordinator is not None
-        self.network.send(source, COORDINATOR, lambda: coordinator.receive(decode(wire)))
+        self.network.send(source, COORDINATOR, lambda: coordinator.deliver(lambda: coordinator.receive(decode(wire))))
 
     def every_tick(self, action: Callable[[], None], alive: Callable[[], bool]) -> None:
         """Call `action` regularly, beginning some time within the first tick."""
@@ -54,67 +56,6 @@ class World:
                 self.clock.after(TICK_S, again)
 
         self.clock.after(self.random.random() * TICK_S, again)
-
-
-class CoordinatorActor:
-    """Runs a Membership, and notes in the history whom it took in and put out."""
-
-    def __init__(self, world: World, membership: Membership) -> None:
-        self.world = world
-        self.membership = membership
-        world.coordinator = self
-        world.every_tick(lambda: self._tell(membership.tick(world.clock.now_s)), lambda: True)
-
-    def receive(self, message: Message) -> None:
-        self._tell(self.membership.hear(message, self.world.clock.now_s))
-
-    def _tell(self, tells: Iterable[Tell]) -> None:
-        self._note_members()
-        for tell in tells:
-            wire = encode(tell.message)
-            receiver = self.world.hosts.get(tell.name) or self.world.clients[tell.name]
-            self.world.network.send(COORDINATOR, tell.name, lambda r=receiver, w=wire: r.hear(decode(w)))  # type: ignore[misc]
-
-    def _note_members(self) -> None:
-        history, decree = self.world.history, self.membership.decree
-        members = {member.worker: member.from_round for member in decree.members} if decree else {}
-        for worker, first in members.items():
-            history.joined.setdefault(worker, first)
-        for worker in history.joined:
-            if worker not in members:
-                history.left.setdefault(worker, self.world.clock.now_s)
-
-
-class HostActor:
-    """Runs a Host."""
-
-    def __init__(self, world: World, name: str, expected: int) -> None:
-        self.world = world
-        self.host: Host[Number] = Host(name, 1, name, ExactArithmetic(), expected)
-        world.hosts[name] = self
-        world.every_tick(lambda: self._tell(self.host.tick(world.clock.now_s)), lambda: True)
-
-    def hear(self, message: Message) -> None:
-        words, answers = self.host.hear(message, self.world.clock.now_s)
-        self._tell(words)
-        self._answer(answers)
-
-    def receive(self, message: Request, values: Sequence[Number]) -> None:
-        self._answer(self.host.handle(message, values))
-
-    def _tell(self, words: Iterable[Message]) -> None:
-        for word in words:
-            self.world.tell_coordinator(self.host.name, word)
-
-    def _answer(self, answers: Iterable[Answer[Number]]) -> None:
-        for answer in answers:
-            client = self.world.clients[answer.client]
-            self._send(client, encode(answer.message), answer.values)
-
-    def _send(self, client: "ClientActor", wire: bytes, values: tuple[Number, ...]) -> None:
-        name = self.host.name
-        deliver = lambda: client.receive(name, decode(wire), values)  # type: ignore[arg-type]  # noqa: E731
-        self.world.network.send(name, client.session.client, deliver)
 
 
 class ClientActor:
@@ -186,11 +127,11 @@ class ClientActor:
         self._do(self.session.leave())
 
     def _operated(self, sequence: int, kind: str, layout: Layout) -> Operated:
-        operation = self.session.operations[sequence]
+        operation = self.session.operations.get(sequence)  # None: what it builds on was lost, and it is over already
         self.layouts[sequence] = layout
         places = tuple[Place, ...]((piece.key, piece.block) for piece in layout.pieces)
-        now_s = self.world.clock.now_s
-        return Operated(self.session.client, self.session.worker, sequence, kind, now_s, places, operation.round)
+        now_s, round_ = self.world.clock.now_s, operation.round if operation else 0
+        return Operated(self.session.client, self.session.worker, sequence, kind, now_s, places, round_)
 
     def _asked(self, sequence: int, told: list[SessionInstruction[Number]], operated: Operated) -> int:
         self.open[sequence] = operated
@@ -206,6 +147,9 @@ class ClientActor:
 
     def receive(self, server: str, message: Reply, values: tuple[Number, ...]) -> None:
         if self.alive:
+            operated = self.open.get(message.sequence)
+            if isinstance(message, Pushed) and operated is not None and operated.kind == "push" and not operated.round:
+                self.world.history.note_ack(self.session.client, server, message)
             self._do(self.session.receive(server, message, values, self.world.clock.now_s))
 
     def lost(self, server: str) -> None:
@@ -241,7 +185,7 @@ class ClientActor:
 
     def _send(self, send: Send[Number]) -> None:
         host, wire, values = self.world.hosts[send.server.name], encode(send.message), tuple(send.values)
-        deliver = lambda: host.receive(decode(wire), values)  # type: ignore[arg-type]  # noqa: E731
+        deliver = lambda: host.deliver(lambda: host.receive(decode(wire), values))  # type: ignore[arg-type]  # noqa: E731
         self.world.network.send(self.session.client, send.server.name, deliver)
 
     def _note(self, done: Done[Number]) -> None:

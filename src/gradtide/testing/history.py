@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from gradtide.store.messages import KeySpec
+from gradtide.store.messages import KeySpec, Pushed, Table, Version
 from gradtide.testing.numbers import digits, fold, fold_round
 
 __all__ = ["Final", "History", "Operated", "Violation", "check"]
@@ -55,6 +55,27 @@ class History:
     left: dict[int, float] = field(default_factory=dict)  # worker -> when it left or was killed
     rates: dict[str, tuple[int, int, Operated]] = field(default_factory=dict)  # key -> (from round, rate, who asked)
     finals: dict[Place, Final] = field(default_factory=dict)
+    tables: dict[int, Table] = field(default_factory=dict)  # by epoch, as they were journalled
+    acks: dict[tuple[int, Version], tuple[str, int]] = field(default_factory=dict)  # (shard, version) -> whose push
+    broken: list["Violation"] = field(default_factory=list)  # what was seen while it ran
+
+    def note_table(self, table: Table) -> None:
+        known = self.tables.setdefault(table.epoch, table)
+        same = (known.owners, known.backups, known.servers) == (table.owners, table.backups, table.servers)
+        if not same:
+            self.broken.append(Violation("journal", f"epoch {table.epoch} was decided twice, differently"))
+
+    def note_ack(self, client: str, server: str, answer: Pushed) -> None:
+        """Outside of rounds each push makes a version of its own; two of one version are two primaries at once."""
+        push = (client, answer.sequence)
+        first = self.acks.setdefault((answer.shard, answer.version), push)
+        if first != push:
+            text = f"{server} acknowledged {push} as version {answer.version} of shard {answer.shard}, which is {first}"
+            self.broken.append(Violation("fence", text))
+        heads = [t.servers[t.owners[answer.shard]].name for e, t in self.tables.items() if e >= answer.version.epoch]
+        if server not in heads:
+            text = f"{server} acknowledged {push} for shard {answer.shard}, of which it was not primary any more"
+            self.broken.append(Violation("fence", text))
 
     def digest(self) -> str:
         """The same for the same history only."""
@@ -73,7 +94,7 @@ class Violation:
 
 def check(history: History) -> list[Violation]:
     """Every promise that this history breaks."""
-    found: list[Violation] = []
+    found = list(history.broken)
     for place, final in sorted(history.finals.items()):
         operations = [o for o in history.operations if place in o.places]
         if final.spec.delay is not None:
@@ -135,11 +156,12 @@ def _check_prefix(place: Place, read: Operated, inside: list[int], pushes: dict[
 
 def _check_last(place: Place, final: Final, operations: list[Operated]) -> Iterable[Violation]:
     """The final value is the last push of somebody, not an earlier one that came late."""
-    last: dict[str, Operated] = {}
+    last: dict[str, set[int]] = {}  # a push that another shard refused may be in this one, or not
     for push in operations:
-        if push.kind == "push" and not push.refused:
-            last[push.client] = push
-    possible = {push.pushed[place] for push in last.values()}
+        if push.kind == "push":
+            number = push.pushed[place]
+            last[push.client] = last.get(push.client, set()) | {number} if push.refused else {number}
+    possible = set().union(*last.values())
     if last and final.value not in possible:
         yield Violation("order", f"{place} ends as {final.value}, which is nobody's last push: {sorted(possible)}")
 

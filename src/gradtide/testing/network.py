@@ -29,11 +29,14 @@ class Network:
         self.random = random
         self.faults = faults
         self.on_cut: Callable[[str, str], None] = lambda source, target: None
+        self.walls: list[tuple[str, str]] = []  # (from, to) that nothing passes; "" is everybody
         self._cut_until_s: dict[frozenset[str], float] = {}
 
     def send(self, source: str, target: str, deliver: Callable[[], None]) -> None:
         """Call `deliver` at the other end some time, or never, or twice."""
         faults, draw = self.faults, self.random.random
+        if self.walls and any(a in ("", source) and b in ("", target) for a, b in self.walls):
+            return
         if self.clock.now_s >= faults.heals_s:
             self.clock.after(self._delay_s(), deliver)
             return

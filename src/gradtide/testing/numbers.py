@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradtide.errors import ConfigError
-from gradtide.store.arithmetic import Contribution
-from gradtide.store.messages import KeySpec
+from gradtide.store.arithmetic import Arguments, Contribution
+from gradtide.store.messages import KeySpec, Slot
 
 __all__ = ["DIGIT_BITS", "Exact", "ExactArithmetic", "Number", "digits", "fold", "fold_round"]
 
@@ -78,6 +78,12 @@ class Exact:
     def configure(self, changes: Mapping[str, bool | int | float]) -> None:
         self.rate = int(changes["rate"])
 
+    def arguments(self) -> Arguments:
+        return {"rate": self.rate}
+
+    def beside(self) -> dict[str, Number]:
+        return {}
+
 
 class ExactArithmetic:
     """Makes exact blocks."""
@@ -95,6 +101,19 @@ class ExactArithmetic:
 
     def count(self, value: Number) -> int:
         return value.count
+
+    def restore(self, spec: KeySpec, value: Number, arguments: Arguments, beside: Mapping[str, Number]) -> Exact:
+        state = Exact(spec, value)
+        rate = arguments["rate"]
+        assert isinstance(rate, int)
+        state.rate = rate
+        return state
+
+    def slot(self, value: Number) -> Slot:
+        return Slot("int64", value.count)
+
+    def copy(self, value: Number) -> Number:
+        return value
 
     def part(self, value: Number, start: int, count: int) -> Number:
         return Number(value.number, count)

@@ -77,7 +77,7 @@ def _push_step(actor: ClientActor, random: Random, keys: tuple[str, ...]) -> set
     return pushed if random.random() < 0.3 else set()
 
 
-def client_script(seed: int, operations: int) -> Script:
+def client_script(seed: int, operations: int, pause_s: float = 0.02) -> Script:
     """Pushes and pulls in no order, several at once."""
 
     def script(actor: ClientActor) -> Steps:
@@ -98,7 +98,7 @@ def client_script(seed: int, operations: int) -> Script:
                 yield open_
                 open_ = set()
             if random.random() < 0.5:
-                yield random.expovariate(1 / 0.02)
+                yield random.expovariate(1 / pause_s)
         yield open_
 
     return script

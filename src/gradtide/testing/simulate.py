@@ -10,18 +10,31 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-from gradtide.store.membership import Membership
 from gradtide.store.session import Session, SessionOptions
-from gradtide.testing.actors import ClientActor, CoordinatorActor, HostActor, World
+from gradtide.testing.actors import ClientActor, World
 from gradtide.testing.clock import VirtualClock
-from gradtide.testing.history import Final, History, Violation, check
+from gradtide.testing.faults import COORDINATOR, Fault
+from gradtide.testing.history import History, Violation, check
 from gradtide.testing.network import Faults, Network
 from gradtide.testing.numbers import Number
+from gradtide.testing.outcome import finals, is_whole, lost_shards
+from gradtide.testing.processes import CoordinatorActor, HostActor
 from gradtide.testing.scripts import WorkerPlan, client_script, round_specs, worker_script
+from gradtide.testing.trouble import Trouble
 
-__all__ = ["Outcome", "Scenario", "main", "run_scenario", "run_seed", "run_seeds", "scenario_of"]
+__all__ = [
+    "Outcome",
+    "Scenario",
+    "main",
+    "replicated_scenario_of",
+    "run_scenario",
+    "run_seed",
+    "run_seeds",
+    "scenario_of",
+]
 
 LIMIT_S = 300.0
+HEAL_S = 60.0  # until all replicas are in sync again
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +55,11 @@ class Scenario:
     goer: str = ""  # "leaves" or "dies": what the last worker does half way
     configures: bool = False
     credit_bytes: int = 64 << 20
+    replicas: int = 0
+    mishaps: tuple[Fault, ...] = ()
+    wild: bool = False  # mishaps may be more than the replicas can make up for
+    lease_s: float = 2.0
+    pause_s: float = 0.02  # of a client between operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +71,65 @@ class Outcome:
     violations: tuple[Violation, ...]
     events: int
     digest: str
+    happened: tuple[Fault, ...] = ()
+
+
+def replicated_scenario_of(seed: int) -> Scenario:
+    """A store with replicas, and mishaps to its servers and its coordinator, drawn by the seed."""
+    random = Random(seed ^ 0x5EED)
+    wild = random.random() < 0.15
+    replicas = random.choice((1, 1, 2))
+    servers = replicas + 1 + random.randrange(2)
+    workers = 0 if wild else random.randrange(3)
+    faults = Faults(
+        drop=random.choice((0.0, 0.0, 0.05, 0.3 if wild else 0.1)),  # who never gets through is not in sync any more
+        duplicate=random.choice((0.0, 0.1)),
+        mean_delay_s=random.choice((0.001, 0.005, 0.03)),
+        heals_s=8.0,
+    )
+    return Scenario(
+        seed=seed,
+        script_seed=seed,
+        servers=servers,
+        workers=workers,
+        clients=random.randrange(0 if workers else 1, 3),
+        delay=random.choice((0, 0, 1, 4)),
+        rounds=4 + random.randrange(6),
+        operations=8 + random.randrange(16),
+        faults=faults,
+        slow_s=random.choice((0.05, 0.3)),
+        newcomer=workers > 0 and random.random() < 0.2,
+        configures=random.random() < 0.2,
+        replicas=replicas,
+        mishaps=_mishaps(random, servers),
+        wild=wild,
+        lease_s=1.2,
+        pause_s=random.choice((0.05, 0.3)),
+    )
+
+
+def _mishaps(random: Random, servers: int) -> tuple[Fault, ...]:
+    names = [f"server{i}" for i in range(servers)]
+    found = []
+    if random.random() < 0.4:
+        at_s, for_s = 0.3 + 4 * random.random(), random.choice((0.1, 0.5, 2.0))
+        if random.random() < 0.2:
+            found.append(Fault.stop(COORDINATOR, at_s, for_s))
+        else:
+            disk, silent = random.random() < 0.7, random.random() < 0.4
+            found.append(Fault.kill(COORDINATOR, at_s, for_s, disk=disk, silent=silent))
+    for _ in range(1 + random.randrange(4)):
+        who, at_s = random.choice(names), 0.3 + 5 * random.random()
+        kind = random.random()
+        if kind < 0.5:
+            found.append(Fault.kill(who, at_s, random.choice((0.05, 0.3, 2.0)), silent=random.random() < 0.3))
+        elif kind < 0.7:
+            found.append(Fault.stop(who, at_s, random.choice((0.3, 1.0, 3.0))))
+        else:
+            peer = random.choice(["", COORDINATOR, *(name for name in names if name != who)])
+            way = random.choice(("both", "to", "from"))
+            found.append(Fault.cut(who, at_s, random.choice((0.3, 1.0, 3.0)), peer, way))  # type: ignore[arg-type]
+    return tuple(found)
 
 
 def scenario_of(seed: int) -> Scenario:
@@ -88,24 +165,38 @@ def run_scenario(scenario: Scenario) -> Outcome:
     clock, random = VirtualClock(), Random(scenario.seed)
     world = World(clock, Network(clock, random, scenario.faults), random)
     world.network.on_cut = lambda source, target: _notice_cut(world, source, target)
-    CoordinatorActor(world, Membership(lease_s=2.0))
+    CoordinatorActor(world, scenario.lease_s)
     for i in range(scenario.servers):
-        HostActor(world, f"server{i}", scenario.servers)
+        HostActor(world, f"server{i}", scenario.servers, replicas=scenario.replicas)
+    trouble = Trouble(world, scenario.replicas, scenario.lease_s, scenario.wild)
+    trouble.plan(scenario.mishaps)
     _start_clients(world, scenario)
-    ended = clock.run(lambda: all(client.at_rest for client in world.clients.values()), LIMIT_S)
-    world.history.finals = _finals(world)
+    ended = clock.run(lambda: _at_rest(world), LIMIT_S)
+    if ended and scenario.replicas:
+        clock.run(lambda: clock.now_s > trouble.ends_s, LIMIT_S)
+        ended = clock.run(lambda: is_whole(world, scenario.replicas), clock.now_s + HEAL_S)
+    world.history.finals = finals(world)
     violations = check(world.history)
     if not ended:
         stuck = [name for name, client in world.clients.items() if not client.at_rest]
-        violations.insert(0, Violation("progress", f"{', '.join(stuck)} still wait at {clock.now_s:.1f} s"))
-    return Outcome(scenario, world.history, tuple(violations), clock.events, world.history.digest())
+        text = f"{', '.join(stuck)} still wait" if stuck else "replicas are missing or differ"
+        violations.insert(0, Violation("progress", f"{text} at {clock.now_s:.1f} s"))
+    if scenario.replicas and not scenario.wild:
+        violations += lost_shards(world)
+    happened = tuple(trouble.happened)
+    return Outcome(scenario, world.history, tuple(violations), clock.events, world.history.digest(), happened)
+
+
+def _at_rest(world: World) -> bool:
+    return all(client.at_rest for client in world.clients.values())
 
 
 def _start_clients(world: World, scenario: Scenario) -> None:
     options = SessionOptions(resend_s=0.2, resend_most_s=1.0, credit_bytes=scenario.credit_bytes)
     for i in range(scenario.clients):
         session: Session[Number] = Session(f"client{i}", 1, options=options)
-        ClientActor(world, session, client_script(scenario.script_seed * 31 + i, scenario.operations))
+        script = client_script(scenario.script_seed * 31 + i, scenario.operations, scenario.pause_s)
+        ClientActor(world, session, script)
     for i in range(scenario.workers):
         member: Session[Number] = Session(f"worker{i}", 1, i, scenario.workers, options)
         ClientActor(world, member, worker_script(_plan(scenario, i)))
@@ -139,24 +230,17 @@ def _notice_cut(world: World, source: str, target: str) -> None:
             world.clock.after(0.01, lambda c=client, s=server: world.clients[c].lost(s))  # type: ignore[misc]
 
 
-def _finals(world: World) -> dict[tuple[str, int], Final]:
-    return {
-        place: Final(block.spec, block.state.value().number, block.closed, dict(block.counted))
-        for actor in world.hosts.values()
-        for shard in actor.host.shards.values()
-        for place, block in shard.blocks.items()
-    }
+def run_seed(seed: int, *, replicas: bool = False) -> Outcome:
+    """Run the scenario that a seed draws, of a store without replicas or of one with."""
+    return run_scenario(replicated_scenario_of(seed) if replicas else scenario_of(seed))
 
 
-def run_seed(seed: int) -> Outcome:
-    """Run the scenario that a seed draws."""
-    return run_scenario(scenario_of(seed))
-
-
-def run_seeds(first: int, count: int, progress: Callable[[int], None] = lambda seed: None) -> Outcome | None:
+def run_seeds(
+    first: int, count: int, progress: Callable[[int], None] = lambda seed: None, *, replicas: bool = False
+) -> Outcome | None:
     """Run seeds in order; returns the first that broke a promise, or None."""
     for seed in range(first, first + count):
-        outcome = run_seed(seed)
+        outcome = run_seed(seed, replicas=replicas)
         if outcome.violations:
             return outcome
         progress(seed)
@@ -169,20 +253,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="run this seed alone, and say what it did")
     parser.add_argument("--seeds", type=int, default=2000, help="how many seeds to run (default: 2000)")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
+    parser.add_argument("--replicas", action="store_true", help="scenarios with replicas, and servers that die")
     options = parser.parse_args(arguments)
     write = sys.stdout.write
-    outcome = run_seed(options.seed) if options.seed is not None else run_seeds(options.first, options.seeds)
+    if options.seed is not None:
+        outcome: Outcome | None = run_seed(options.seed, replicas=options.replicas)
+    else:
+        outcome = run_seeds(options.first, options.seeds, replicas=options.replicas)
     if outcome is None:
         write(f"{options.seeds} seeds from {options.first} on: every promise kept\n")
         return 0
     if options.seed is not None:
         for operated in outcome.history.operations:
             write(f"{operated}\n")
+        for fault in outcome.happened:
+            write(f"{fault}\n")
         write(f"{outcome.scenario}\n{outcome.events} events, history {outcome.digest}\n")
     for violation in outcome.violations:
         write(f"seed {outcome.scenario.seed} broke {violation.promise!r}: {violation.text}\n")
     if outcome.violations and options.seed is None:
-        write(f"replay: python -m gradtide.testing.simulate --seed {outcome.scenario.seed}\n")
+        with_replicas = " --replicas" if outcome.scenario.replicas else ""
+        write(f"replay: python -m gradtide.testing.simulate --seed {outcome.scenario.seed}{with_replicas}\n")
     return 1 if outcome.violations else 0
 
 

@@ -1,0 +1,174 @@
+"""Who is primary of each shard and who follows it, when servers come and go: plain functions on tables. Pure.
+
+Only a server of the journalled in-sync set ever follows a primary that died. A shard whose primary and all in-sync
+replicas have been replaced by other processes is lost: it begins anew, and its clients are told.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from gradtide.store.messages import ServerEntry, Table
+from gradtide.store.placement import SHARDS, deal
+
+__all__ = ["Assignment", "Standing", "assign_first", "promotable", "reassign"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The part of a table that says who holds what."""
+
+    owners: tuple[int, ...]
+    backups: tuple[tuple[int, ...], ...] = ()
+    joining: tuple[tuple[int, ...], ...] = ()
+    lost: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the coordinator knows about the servers of a table, by index."""
+
+    alive: frozenset[int]
+    replaced: frozenset[int] = frozenset()  # another process has the name now, and holds nothing
+    lagging: frozenset[tuple[int, int]] = frozenset()  # (primary, replica): its primary can't reach it
+    caught_up: frozenset[tuple[int, int]] = frozenset()  # (shard, replica): its primary says it has everything
+
+
+def assign_first(servers: Sequence[ServerEntry], replicas: int) -> Assignment:
+    """The first table: shards in turn, their replicas on other servers, and on other machines if there are any."""
+    owners = deal(len(servers))
+    if not replicas:
+        return Assignment(owners)
+    hosts = tuple(_host(server) for server in servers)
+    backups = tuple(_neighbours(hosts, shard, owner)[:replicas] for shard, owner in enumerate(owners))
+    return Assignment(owners, backups, ((),) * SHARDS, (0,) * SHARDS)
+
+
+def _neighbours(hosts: tuple[str, ...], shard: int, owner: int) -> tuple[int, ...]:
+    """The others, in an order that differs from shard to shard, so that a dead server's shards go to all of them."""
+    others = len(hosts) - 1
+    return _turn(hosts, owner, shard // len(hosts) % others if others else 0)
+
+
+@lru_cache(maxsize=4096)
+def _turn(hosts: tuple[str, ...], owner: int, first: int) -> tuple[int, ...]:
+    count = len(hosts)
+    turn = [(owner + 1 + (first + k) % (count - 1)) % count for k in range(count - 1)] if count > 1 else []
+    return tuple(sorted(turn, key=lambda other: hosts[other] == hosts[owner]))
+
+
+def _host(server: ServerEntry) -> str:
+    """The machine in an address like tcp:host:port; all UNIX sockets are on one."""
+    return server.address.rpartition(":")[0] if server.address.startswith("tcp:") else ""
+
+
+def promotable(backups: Collection[int], standing: Standing) -> list[int]:
+    """Who may follow a primary: who was in sync, lives, and is still the same process."""
+    return [i for i in backups if i in standing.alive and i not in standing.replaced]
+
+
+def reassign(table: Table, servers: Sequence[ServerEntry], standing: Standing, epoch: int) -> Assignment:
+    """The next assignment; equal to the table's when nothing has to change."""
+    none: tuple[tuple[int, ...], ...] = ((),) * len(table.owners)
+    next_ = _Draft(
+        tuple(_host(server) for server in servers), standing, table.replicas, epoch,
+        list(table.owners), list(table.backups or none), list(table.joining or none),
+        list(table.lost or (0,) * len(table.owners)),
+    )  # fmt: skip
+    changing = next_.changing()
+    for shard in changing:
+        next_.follow(shard)
+    if not table.replicas:
+        return Assignment(tuple(next_.owners), (), (), tuple(next_.lost) if any(next_.lost) else ())
+    for shard in changing:
+        next_.fill(shard)
+    return Assignment(tuple(next_.owners), tuple(next_.backups), tuple(next_.joining), tuple(next_.lost))
+
+
+@dataclass(slots=True)
+class _Draft:
+    """An assignment in the making."""
+
+    hosts: tuple[str, ...]
+    standing: Standing
+    replicas: int
+    epoch: int
+    owners: list[int]
+    backups: list[tuple[int, ...]]
+    joining: list[tuple[int, ...]]
+    lost: list[int]
+    _known: dict[object, tuple[int, tuple[int, ...], tuple[int, ...], bool]] = field(default_factory=dict)
+
+    def changing(self) -> list[int]:
+        """The shards for which something has to be decided: usually a few, and they are alike."""
+        came = {shard for shard, _ in self.standing.caught_up}
+        known: dict[tuple[int, tuple[int, ...], tuple[int, ...]], bool] = {}
+        found = []
+        for shard, held in enumerate(zip(self.owners, self.backups, self.joining, strict=True)):
+            stays = known.get(held)
+            if stays is None:
+                stays = known[held] = self._stays(*held)
+            if not stays or shard in came:
+                found.append(shard)
+        return found
+
+    def _stays(self, owner: int, backups: tuple[int, ...], joining: tuple[int, ...]) -> bool:
+        usable = self.standing.alive - self.standing.replaced
+        held = {owner, *backups, *joining}
+        reached = not any((owner, i) in self.standing.lagging for i in backups)
+        return held <= usable and reached and (len(held) > self.replicas or held >= self.standing.alive)
+
+    def follow(self, shard: int) -> None:
+        """Who is primary, who is in sync with it, and who still is on the way to be; the same for shards held alike."""
+        came = tuple(i for i in self.joining[shard] if (shard, i) in self.standing.caught_up)
+        held = (self.owners[shard], self.backups[shard], self.joining[shard], came)
+        found = self._known.get(held)
+        if found is None:
+            found = self._decide(*held)
+            if len(self.backups[shard]) < 2:  # else its heirs take turns
+                self._known[held] = found
+        self.owners[shard], self.backups[shard], self.joining[shard], gone = found
+        if gone:
+            self.lost[shard] = self.epoch
+
+    def _decide(
+        self, owner: int, backups: tuple[int, ...], joining: tuple[int, ...], came: tuple[int, ...]
+    ) -> tuple[int, tuple[int, ...], tuple[int, ...], bool]:
+        standing = self.standing
+        owner, backups, gone = _follow(owner, backups, standing, self.owners)
+        if owner in standing.alive:
+            backups = _still(backups + came, owner, standing)
+        usable = (i for i in joining if i in standing.alive and i not in standing.replaced)
+        return owner, backups, tuple(i for i in usable if i not in backups and i != owner), gone
+
+    def fill(self, shard: int) -> None:
+        """New replicas where there are too few: of the living, in turn, on other machines first."""
+        owner, held = self.owners[shard], self.backups[shard] + self.joining[shard]
+        missing = self.replicas - len(held)
+        if missing > 0 and owner in self.standing.alive:
+            turn = _neighbours(self.hosts, shard, owner)
+            free = [i for i in turn if i in self.standing.alive and i not in held]
+            self.joining[shard] += tuple(free[:missing])
+
+
+def _follow(
+    owner: int, backups: tuple[int, ...], standing: Standing, owners: Sequence[int]
+) -> tuple[int, tuple[int, ...], bool]:
+    """The primary of a shard, who is in sync with it, and whether the shard had to begin anew."""
+    backups = tuple(i for i in backups if i not in standing.replaced)
+    if owner in standing.alive and owner not in standing.replaced:
+        return owner, backups, False
+    heirs = promotable(backups, standing)
+    if not heirs and owner in standing.replaced:
+        heirs = list(backups)  # silent, but the same processes still: one of them may come back
+    if heirs:
+        heir = min(heirs, key=lambda i: (owners.count(i), i)) if len(heirs) > 1 else heirs[0]
+        return heir, tuple(i for i in backups if i != heir), False
+    return owner, backups, owner in standing.replaced
+
+
+def _still(backups: tuple[int, ...], owner: int, standing: Standing) -> tuple[int, ...]:
+    """Who is in sync with a primary that lives: nobody waits for the dead, nor for whom it can't reach."""
+    return tuple(
+        i for i in backups if i in standing.alive and i not in standing.replaced and (owner, i) not in standing.lagging
+    )

@@ -1,0 +1,106 @@
+"""A shard on its way to another server: a replica follows the log entry by entry, or takes a snapshot of all. Pure.
+
+A snapshot holds what is closed and settled. What waits for its round is not in it: whoever pushed it has no answer and
+will push it again.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from gradtide.store.arithmetic import Arithmetic
+from gradtide.store.filter import Filter
+from gradtide.store.messages import (
+    BlockImage,
+    Came,
+    Closed,
+    Configured,
+    Created,
+    Replicate,
+    Settled,
+    Snapshot,
+    Step,
+    Updated,
+)
+from gradtide.store.rounds import Block
+from gradtide.store.shard import Shard
+
+__all__ = ["replay", "restore", "snapshot"]
+
+V = TypeVar("V")
+
+
+def replay(shard: Shard[V], entry: Replicate, values: Sequence[V]) -> None:
+    """Do what the primary did."""
+    left = iter(values)
+    for step in entry.steps:
+        _replay_step(shard, step, left)
+    shard.version, shard.position = entry.version, entry.position
+
+
+def _replay_step(shard: Shard[V], step: Step, values: Iterator[V]) -> None:
+    match step:
+        case Created():
+            value = next(values)
+            state = shard.arithmetic.create(step.spec, value)
+            shard.blocks[step.spec.key, step.block] = Block(
+                step.spec, step.elements, step.size_bytes, step.digest, state
+            )
+        case Updated():
+            shard.blocks[step.key, step.block].replay(step, next(values))
+        case Came():
+            shard.blocks[step.key, step.block].come_by_without_push(step.worker, step.round)
+        case Closed():
+            shard.blocks[step.key, step.block].closed = step.round
+        case Configured():
+            for (key, _), block in shard.blocks.items():
+                if key == step.key:
+                    block.configure(step.changes, step.from_round)
+        case Settled():
+            shard.filter.replay(step)
+
+
+def snapshot(shard: Shard[V], epoch: int, server: str) -> tuple[Snapshot, tuple[V, ...]]:
+    """All of a shard. The values are its own memory: send or copy them before its next event."""
+    images: list[BlockImage] = []
+    values: list[V] = []
+    for (_, number), block in shard.blocks.items():
+        beside = block.state.beside()
+        values += [block.state.value(), *beside.values()]
+        images.append(
+            BlockImage(
+                block.created(number),
+                block.closed,
+                tuple((round_, tuple(sorted(workers))) for round_, workers in block.counted.items()),
+                tuple(block.changes),
+                tuple(block.came.items()),
+                block.state.arguments(),
+                tuple(beside),
+                1 + len(beside),
+            )
+        )
+    slots = tuple(shard.arithmetic.slot(value) for value in values)
+    records = shard.filter.images()
+    word = Snapshot(epoch, server, shard.number, shard.position, shard.version, tuple(images), records, slots)
+    return word, tuple(values)
+
+
+def restore(word: Snapshot, values: Sequence[V], arithmetic: Arithmetic[V]) -> Shard[V]:
+    """The shard of a snapshot."""
+    shard = Shard(word.shard, arithmetic, word.version)
+    shard.position = word.position
+    shard.filter = Filter.from_images(word.records)
+    first = 0
+    for image in word.blocks:
+        own = values[first : first + image.values]
+        first += image.values
+        spec = image.created.spec
+        state = arithmetic.restore(spec, own[0], image.arguments, dict(zip(image.names, own[1:], strict=True)))
+        shard.blocks[spec.key, image.created.block] = Block(
+            spec, image.created.elements, image.created.size_bytes, image.created.digest, state,
+            closed=image.closed,
+            counted={round_: frozenset(workers) for round_, workers in image.counted},
+            changes=list(image.changes),
+            came=dict(image.reached),
+            reached=dict(image.reached),
+        )  # fmt: skip
+    return shard

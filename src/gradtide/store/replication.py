@@ -1,0 +1,337 @@
+"""A server's part in replication, for the shards it is primary of and for those it follows. Pure.
+
+As primary it sends every entry of a shard's log to the replicas, again when they don't confirm it, or a snapshot to
+who has another past; it tells the coordinator who has caught up and who lags. As replica it does what the primary of
+this epoch says, and refuses whoever speaks of an earlier one. What is to be sent is left in `outbox` and `words`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from gradtide.store.arithmetic import Arithmetic
+from gradtide.store.image import replay, restore, snapshot
+from gradtide.store.log import Entry, Follower, Log
+from gradtide.store.messages import (
+    CaughtUp,
+    Fenced,
+    Lagging,
+    Message,
+    Replicate,
+    Replicated,
+    ServerMessage,
+    Snapshot,
+    Table,
+    Version,
+)
+from gradtide.store.parts import Answer
+from gradtide.store.shard import Shard
+
+__all__ = ["Replication", "ReplicationOptions", "ToServer"]
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class ToServer(Generic[V]):
+    """Send a message and its values to another server."""
+
+    name: str
+    message: ServerMessage
+    values: tuple[V, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationOptions:
+    """How patient a primary is, and how much it sends in the background."""
+
+    resend_s: float = 0.5
+    lagging_s: float = 1.5  # a required replica that is silent for so long is complained about
+    transfer_bytes_per_s: float = 200e6  # snapshots that nobody waits for
+    kept_bytes: int = 64 << 20  # entries that are kept for a replica that is not in sync yet
+    kept_entries: int = 4096
+    again: int = 64  # entries that are sent again at once
+
+
+@dataclass(slots=True)
+class Replication(Generic[V]):
+    """The state of one server, beside its own shards."""
+
+    name: str
+    incarnation: int
+    arithmetic: Arithmetic[V]
+    options: ReplicationOptions = field(default_factory=ReplicationOptions)
+    table: Table | None = None
+    now_s: float = 0.0
+    replicas: dict[int, Shard[V]] = field(default_factory=dict)  # those that others are primary of
+    primaries: dict[int, str] = field(default_factory=dict)  # of the shards that this server follows
+    in_sync: dict[int, frozenset[str]] = field(default_factory=dict)  # of its own shards
+    joining: dict[int, frozenset[str]] = field(default_factory=dict)
+    reported: dict[str, frozenset[int]] = field(default_factory=dict)  # who was said to have caught up, with what
+    confirmed_s: dict[str, float] = field(default_factory=dict)  # replica -> when it was last asked and confirmed
+    outbox: list[ToServer[V]] = field(default_factory=list)
+    words: list[Message] = field(default_factory=list)
+    behind: bool = False  # somebody has spoken of a later epoch
+    _synced: set[int] = field(default_factory=set)  # of the replicas: those that share the primary's past
+    _budget_bytes: float = 0.0
+    _repeat_at_s: float = 0.0
+
+    @property
+    def epoch(self) -> int:
+        return self.table.epoch if self.table else 0
+
+    # --- the table ---
+
+    def take_table(self, table: Table, index: int | None, shards: dict[int, Shard[V]]) -> dict[int, Shard[V]]:
+        """A new epoch: returns the shards that this server is primary of now; the promoted are among them."""
+        self._drop_what_was_lost(table, shards)
+        self.table, self.behind = table, False
+        names = [server.name for server in table.servers]
+        named: dict[tuple[int, ...], frozenset[str]] = {}
+        for held in {*table.backups, *table.joining}:
+            named[held] = frozenset(names[i] for i in held)
+        self.in_sync, self.joining, self.primaries = {}, {}, {}
+        kept: dict[int, Shard[V]] = {}
+        for number, owner in enumerate(table.owners):
+            if owner == index:
+                if number in shards:
+                    kept[number] = shards.pop(number)
+                elif number in self.replicas:
+                    kept[number] = self.replicas.pop(number)
+                    kept[number].take_over()
+                if table.replicas:
+                    self.in_sync[number] = named[table.backups[number]]
+                    if table.joining[number]:
+                        self.joining[number] = named[table.joining[number]]
+            elif table.replicas and (index in table.backups[number] or index in table.joining[number]):
+                self.primaries[number] = names[owner]
+        self._retire(shards)
+        self.reported.clear()
+        self._synced.clear()
+        return kept
+
+    def _drop_what_was_lost(self, table: Table, shards: dict[int, Shard[V]]) -> None:
+        """Shards that had to begin anew: whatever is left of them here counts no more."""
+        known = self.table.lost if self.table else ()
+        for number, epoch in enumerate(table.lost if table.lost != known else ()):
+            if epoch > (known[number] if known else 0):
+                shards.pop(number, None)
+                self.replicas.pop(number, None)
+
+    def _retire(self, shards: dict[int, Shard[V]]) -> None:
+        """Shards that this server is no longer primary of go on as replicas, or not at all."""
+        for number, shard in shards.items():
+            shard.log = None
+            shard.forget_what_waits()
+            self.replicas[number] = shard
+        self.replicas = {number: shard for number, shard in self.replicas.items() if number in self.primaries}
+
+    def lead(self, shard: Shard[V]) -> list[Answer[V]]:
+        """A shard of this server, in a new epoch or a new one; returns what no longer has to wait."""
+        if self.table is None or not self.table.replicas:
+            return []
+        if shard.log is None:
+            shard.log = Log(self.epoch, shard.position, self.arithmetic)
+        reported = (name for name, shards in self.reported.items() if shard.number in shards)
+        required = self.in_sync.get(shard.number, frozenset()).union(reported)
+        shard.log.follow(self.epoch, required | self.joining.get(shard.number, frozenset()), required)
+        for name, follower in shard.log.followers.items():
+            if shard.position == Version() and not shard.log.entries:
+                follower.acked = 0  # nothing has happened yet: whoever has something else will say so
+            self._send_again(shard, shard.log, name, follower)
+        return shard.log.advance()
+
+    # --- as primary ---
+
+    def publish(self, log: Log[V], number: int) -> None:
+        """Send what is new to who can take it."""
+        for entry in log.fresh:
+            for name, follower in log.followers.items():
+                if follower.streams:
+                    self._send(name, number, entry)
+                    follower.heard_s = self.now_s
+                    if follower.silent_since_s is None:
+                        follower.silent_since_s = self.now_s
+        log.fresh.clear()
+
+    def _send(self, name: str, number: int, entry: Entry[V]) -> None:
+        word = Replicate(
+            self.epoch, self.name, number, entry.previous, entry.position, entry.version, entry.steps, entry.slots,
+            self.now_s,
+        )  # fmt: skip
+        self.outbox.append(ToServer(name, word, entry.values))
+
+    def _send_again(self, shard: Shard[V], log: Log[V], name: str, follower: Follower) -> None:
+        """Whatever gets this follower further."""
+        follower.heard_s = self.now_s
+        tip = log.position
+        if follower.acked is not None and follower.acked >= tip.sequence:
+            return
+        if follower.silent_since_s is None:
+            follower.silent_since_s = self.now_s
+        if follower.acked is not None:
+            for entry in log.after(follower.acked)[: self.options.again]:
+                self._send(name, shard.number, entry)
+        elif follower.differs:
+            self._transfer(shard, log, name, follower)
+        else:
+            probe = Replicate(self.epoch, self.name, shard.number, tip, tip, shard.version, clock_s=self.now_s)
+            self.outbox.append(ToServer(name, probe))
+
+    def _transfer(self, shard: Shard[V], log: Log[V], name: str, follower: Follower) -> None:
+        """A snapshot, if somebody waits for it or the rate allows it."""
+        if self._budget_bytes <= 0 and name not in log.required:
+            follower.heard_s = self.now_s - self.options.resend_s  # at the next tick
+            return
+        word, values = snapshot(shard, self.epoch, self.name)
+        self._budget_bytes -= sum(block.size_bytes for block in shard.blocks.values())
+        follower.basis = log.position.sequence
+        self.outbox.append(ToServer(name, word, values))
+
+    def tick(self, now_s: float, shards: Iterable[Shard[V]]) -> None:
+        """Time goes by: send again, complain, report."""
+        passed_s = now_s - self.now_s
+        most = self.options.transfer_bytes_per_s / 4
+        self._budget_bytes = min(self._budget_bytes + passed_s * self.options.transfer_bytes_per_s, most)
+        self.now_s = now_s
+        if self.table is None or not self.table.replicas:
+            return
+        for shard in shards:
+            if shard.log is not None:
+                self._attend(shard, shard.log)
+        if now_s >= self._repeat_at_s:
+            self._repeat_at_s = now_s + self.options.resend_s / 4
+            self._complain(shards)
+            self._report(shards)
+
+    def _attend(self, shard: Shard[V], log: Log[V]) -> None:
+        for name, follower in log.followers.items():
+            if follower.acked == log.position.sequence or self.now_s - follower.heard_s < self.options.resend_s:
+                continue
+            if follower.basis is not None:
+                follower.basis, follower.differs = None, True  # the snapshot, or its answer, was lost
+            if name not in log.required and follower.acked is not None and self._lags(log, follower.acked):
+                log.restart(name)
+            self._send_again(shard, log, name, follower)
+
+    def _lags(self, log: Log[V], acked: int) -> bool:
+        behind = log.position.sequence - acked
+        return behind > self.options.kept_entries or log.kept_bytes > self.options.kept_bytes
+
+    def _complain(self, shards: Iterable[Shard[V]]) -> None:
+        """Who is required and silent holds everybody up: the coordinator must decide."""
+        late: set[str] = set()
+        for shard in shards:
+            if shard.log is not None:
+                for name in shard.log.required:
+                    since_s = shard.log.followers[name].silent_since_s
+                    if since_s is not None and self.now_s - since_s > self.options.lagging_s:
+                        late.add(name)
+        self.words += [Lagging(self.name, self.incarnation, self.epoch, name) for name in sorted(late)]
+
+    def _report(self, shards: Iterable[Shard[V]]) -> None:
+        """Who has everything that was acknowledged is required from now on, and the coordinator is told."""
+        logs = {shard.number: shard.log for shard in shards if shard.log is not None}
+        for name in sorted(frozenset().union(*set(self.joining.values()))):
+            if name not in self.reported:
+                wanted = [number for number, names in self.joining.items() if name in names]
+                if not all(number not in logs or logs[number].has_caught_up(name) for number in wanted):
+                    continue
+                for number in wanted:
+                    if number in logs:
+                        logs[number].require(name)
+                self.reported[name] = frozenset(wanted)
+            numbers = tuple(sorted(self.reported[name]))
+            self.words.append(CaughtUp(self.name, self.incarnation, self.epoch, name, numbers))
+
+    def ask_whether_still_primary(self) -> None:
+        """The coordinator is silent: as long as the replicas are at this epoch, nobody has taken over."""
+        for name in sorted(self.peers_in_sync):
+            word = Replicate(self.epoch, self.name, -1, Version(), Version(), Version(), clock_s=self.now_s)
+            self.outbox.append(ToServer(name, word))
+
+    @property
+    def peers_in_sync(self) -> frozenset[str]:
+        return frozenset().union(*set(self.in_sync.values())) if self.in_sync else frozenset()
+
+    def peer_is_up(self, name: str, shards: Iterable[Shard[V]]) -> None:
+        """A connection is there: whatever was said before may not have arrived."""
+        for shard in shards:
+            follower = shard.log.followers.get(name) if shard.log is not None else None
+            if shard.log is not None and follower is not None:
+                if follower.basis is not None:
+                    follower.basis, follower.differs = None, True
+                self._send_again(shard, shard.log, name, follower)
+
+    # --- what other servers say ---
+
+    def hear(
+        self, message: ServerMessage, values: Sequence[V], shards: dict[int, Shard[V]], now_s: float
+    ) -> list[Answer[V]]:
+        """Returns what can be answered to clients now."""
+        self.now_s = max(self.now_s, now_s)
+        match message:
+            case Replicate():
+                self._follow(message, values)
+            case Snapshot():
+                self._take_snapshot(message, values)
+            case Replicated():
+                return self._confirmed(message, shards)
+            case Fenced():
+                self.behind = self.behind or message.epoch > self.epoch
+        return []
+
+    def _confirmed(self, message: Replicated, shards: dict[int, Shard[V]]) -> list[Answer[V]]:
+        if message.epoch != self.epoch:
+            return []
+        self.confirmed_s[message.server] = max(message.clock_s, self.confirmed_s.get(message.server, 0.0))
+        shard = shards.get(message.shard)
+        if shard is None or shard.log is None:
+            return []
+        log = shard.log
+        log.confirm(message.server, message.position, self.now_s)
+        follower = log.followers.get(message.server)
+        if follower is not None and follower.differs and not follower.streams:
+            self._send_again(shard, log, message.server, follower)
+        return log.release()
+
+    # --- as replica ---
+
+    def _is_refused(self, message: Replicate | Snapshot) -> bool:
+        """The fence: only the primary of this very epoch is listened to."""
+        if message.epoch < self.epoch:
+            self.outbox.append(ToServer(message.server, Fenced(self.epoch, self.name)))
+        self.behind = self.behind or message.epoch > self.epoch
+        return message.epoch != self.epoch
+
+    def _follow(self, message: Replicate, values: Sequence[V]) -> None:
+        if self._is_refused(message):
+            return
+        position = Version()
+        if message.shard >= 0:
+            if self.primaries.get(message.shard) != message.server:
+                return
+            position = self._replay(message, values)
+        word = Replicated(self.epoch, self.name, message.shard, position, message.clock_s)
+        self.outbox.append(ToServer(message.server, word))
+
+    def _replay(self, message: Replicate, values: Sequence[V]) -> Version:
+        shard = self.replicas.get(message.shard)
+        if shard is None:
+            shard = self.replicas[message.shard] = Shard(message.shard, self.arithmetic)
+        if message.steps and message.previous == shard.position:
+            replay(shard, message, values)
+        if message.position == shard.position:
+            self._synced.add(message.shard)
+        return shard.position
+
+    def _take_snapshot(self, message: Snapshot, values: Sequence[V]) -> None:
+        if self._is_refused(message) or self.primaries.get(message.shard) != message.server:
+            return
+        known = self.replicas.get(message.shard)
+        older = known is not None and message.position.sequence <= known.position.sequence
+        if not (message.shard in self._synced and older):  # one that comes late must not turn back what was confirmed
+            self.replicas[message.shard] = restore(message, values, self.arithmetic)
+            self._synced.add(message.shard)
+        position = self.replicas[message.shard].position
+        self.outbox.append(ToServer(message.server, Replicated(self.epoch, self.name, message.shard, position)))

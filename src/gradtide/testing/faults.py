@@ -1,0 +1,41 @@
+"""Faults as named values: what happens to whom, when, and for how long."""
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+__all__ = ["COORDINATOR", "Fault"]
+
+COORDINATOR = "coordinator"
+
+Kind = Literal["kill", "stop", "cut"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong."""
+
+    kind: Kind
+    who: str
+    at_s: float
+    for_s: float  # until it is started again, goes on, or is connected again
+    disk: bool = True  # the coordinator's: does it find its journal again?
+    silent: bool = False  # a machine that dies closes no sockets
+    peer: str = ""  # of a cut: the other end; empty: everybody
+    way: Literal["both", "to", "from"] = "both"  # of a cut: which messages of `who` are lost
+
+    @classmethod
+    def kill(cls, who: str, at_s: float, for_s: float = 0.3, *, disk: bool = True, silent: bool = False) -> Self:
+        """SIGKILL, or a machine that loses power (`silent`); somebody starts it again."""
+        return cls("kill", who, at_s, for_s, disk=disk, silent=silent)
+
+    @classmethod
+    def stop(cls, who: str, at_s: float, for_s: float) -> Self:
+        """SIGSTOP, then SIGCONT: it knows nothing of the time in between."""
+        return cls("stop", who, at_s, for_s)
+
+    @classmethod
+    def cut(
+        cls, who: str, at_s: float, for_s: float, peer: str = "", way: Literal["both", "to", "from"] = "both"
+    ) -> Self:
+        """Messages from it, to it, or both are lost."""
+        return cls("cut", who, at_s, for_s, peer=peer, way=way)

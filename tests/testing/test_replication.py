@@ -1,0 +1,103 @@
+"""A store with replicas loses nothing when servers and coordinator die, hang and are cut off; four ways to break it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from gradtide.store import filter as filters
+from gradtide.store import log, replication
+from gradtide.store.membership import Membership, Record
+from gradtide.store.messages import Replicated
+from gradtide.testing import processes
+from gradtide.testing.simulate import replicated_scenario_of, run_seed, run_seeds
+
+SEEDS = 2000
+
+
+def replay(seed: int) -> str:
+    return f"replay: python -m gradtide.testing.simulate --replicas --seed {seed}"
+
+
+def test_two_thousand_seeds_of_servers_and_coordinators_that_die_lose_nothing() -> None:
+    failed = run_seeds(0, SEEDS, replicas=True)
+    assert failed is None, replay(failed.scenario.seed)
+
+
+def test_the_same_seed_of_a_store_with_replicas_gives_the_same_history() -> None:
+    seeds = range(0, 60, 3)
+    assert [run_seed(s, replicas=True).digest for s in seeds] == [run_seed(s, replicas=True).digest for s in seeds]
+
+
+def test_the_seeds_reach_every_kind_of_mishap() -> None:
+    outcomes = [run_seed(seed, replicas=True) for seed in range(80)]
+    happened = [fault for outcome in outcomes for fault in outcome.happened]
+    servers = [fault for fault in happened if fault.who != "coordinator"]
+    assert {fault.kind for fault in servers} == {"kill", "stop", "cut"}
+    assert {fault.way for fault in servers if fault.kind == "cut"} == {"both", "to", "from"}
+    killed = [fault for fault in happened if fault.who == "coordinator" and fault.kind == "kill"]
+    assert {fault.disk for fault in killed} == {True, False}
+    assert {replicated_scenario_of(seed).replicas for seed in range(80)} == {1, 2}
+    assert any(o.refused == "rolled_back" for outcome in outcomes for o in outcome.history.operations)
+    assert max(max(outcome.history.tables) for outcome in outcomes) > 6
+
+
+# --- breaking the code on purpose ---
+
+
+def skip_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica confirms what a primary of an earlier epoch says."""
+    follow = replication.Replication._follow
+
+    def confirm(self: Any, message: Any, values: Sequence[Any]) -> None:
+        if message.epoch < self.epoch and message.shard >= 0:
+            word = Replicated(message.epoch, self.name, message.shard, message.position, message.clock_s)
+            self.outbox.append(replication.ToServer(message.server, word))
+        else:
+            follow(self, message, values)
+
+    monkeypatch.setattr(replication.Replication, "_follow", confirm)
+
+
+def acknowledge_before_replicating(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log.Log, "is_confirmed", lambda self, number: True)
+
+
+def forget_the_filter_on_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters.Filter, "take_over", lambda self: self.records.clear())
+
+
+def believe_a_server_instead_of_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that starts again takes the table of whoever is there."""
+    actor = processes.CoordinatorActor
+
+    class Credulous(actor):  # type: ignore[misc, valid-type]
+        def __init__(self, world: Any, lease_s: float = 2.0) -> None:
+            if world.journal:
+                record = msgspec.msgpack.decode(world.journal, type=Record)
+                tables = [a.host.table for a in world.hosts.values() if a.host.table is not None]
+                believed = min(tables, key=lambda table: table.epoch, default=record.table)
+                world.journal = msgspec.msgpack.encode(msgspec.structs.replace(record, table=believed))
+            super().__init__(world, lease_s)
+
+    monkeypatch.setattr("gradtide.testing.trouble.CoordinatorActor", Credulous)
+    monkeypatch.setattr(Membership, "_check_journal", lambda self, join: None)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "promises"),
+    [
+        (skip_the_fence, {"exactly once", "fence", "reads own writes", "monotonic reads", "order", "bound"}),
+        (acknowledge_before_replicating, {"exactly once", "reads own writes", "monotonic reads", "order", "bound"}),
+        (forget_the_filter_on_promotion, {"exactly once"}),
+        (believe_a_server_instead_of_the_journal, {"journal", "exactly once", "fence"}),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_the_checker_sees_what_was_broken_in_replication_on_purpose(
+    monkeypatch: pytest.MonkeyPatch, mutation: Callable[[pytest.MonkeyPatch], None], promises: set[str]
+) -> None:
+    mutation(monkeypatch)
+    broken = (violation.promise for seed in range(400) for violation in run_seed(seed, replicas=True).violations)
+    assert any(promise in promises for promise in broken)
