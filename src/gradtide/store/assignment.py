@@ -11,7 +11,7 @@ from functools import lru_cache
 from gradtide.store.messages import ServerEntry, Table
 from gradtide.store.placement import SHARDS, deal
 
-__all__ = ["Assignment", "Standing", "assign_first", "promotable", "reassign"]
+__all__ = ["Assignment", "Standing", "assign_first", "balance", "promotable", "reassign"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +149,31 @@ class _Draft:
             turn = _neighbours(self.hosts, shard, owner)
             free = [i for i in turn if i in self.standing.alive and i not in held]
             self.joining[shard] += tuple(free[:missing])
+
+
+def balance(table: Table, standing: Standing) -> Assignment | None:
+    """Primaries shared out again among those who are in sync; None when that is not possible now, or not needed.
+
+    Nothing is copied: a primary and its replica change places. Whatever the old primary had not had confirmed was not
+    acknowledged, and its clients say it again to the new one.
+    """
+    whole = all(len(backups) == table.replicas for backups in table.backups)
+    load = [table.owners.count(i) for i in range(len(table.servers))]
+    if not (table.replicas and whole and len(standing.alive) == len(load) and not standing.replaced):
+        return None
+    if max(load) - min(load) <= len(table.owners) // 16:
+        return None
+    share = len(table.owners) / len(load)
+    owners, backups = list(table.owners), list(table.backups)
+    for shard, owner in enumerate(owners):
+        heir = min(backups[shard], key=lambda i: load[i])
+        if load[owner] > share and load[heir] < share:
+            load[owner] -= 1
+            load[heir] += 1
+            owners[shard] = heir
+            backups[shard] = tuple(owner if i == heir else i for i in backups[shard])
+    found = Assignment(tuple(owners), tuple(backups), table.joining, table.lost)
+    return found if found.owners != table.owners else None
 
 
 def _follow(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gradtide.errors import StoreError
-from gradtide.store.assignment import Standing, assign_first, reassign
+from gradtide.store.assignment import Assignment, Standing, assign_first, balance, reassign
 from gradtide.store.messages import (
     Beat,
     CaughtUp,
@@ -92,6 +92,7 @@ class Membership:
     number: int = 0  # of the last proposal or decree
     asked_s: float = 0.0  # when the servers were last asked for promises
     ticked_s: float = 0.0
+    settled: tuple[int, float] = (0, 0.0)  # the epoch, and since when it has been looked at
 
     def hear(self, message: Message, now_s: float) -> list[Tell]:
         """A peer said something."""
@@ -154,7 +155,7 @@ class Membership:
         if self.proposal is not None and now_s - self.asked_s > self.lease_s / 4:
             self.asked_s = now_s
             told += self._ask()
-        return told + self._forget_the_lost(now_s)
+        return told + self._balance(now_s) + self._forget_the_lost(now_s)
 
     def _excuse_own_absence(self, now_s: float) -> None:
         """Was it the coordinator itself that was stopped or starved? Then nobody else was late."""
@@ -269,8 +270,26 @@ class Membership:
             old.owners, old.backups, old.joining, old.lost,
         ):  # fmt: skip
             return []
-        self.table = Table(self.term, epoch, entries, new.owners, old.replicas, new.backups, new.joining, new.lost)
+        return self._replace_table(entries, new)
+
+    def _replace_table(self, entries: tuple[ServerEntry, ...], new: Assignment) -> list[Tell]:
+        assert self.table is not None
+        epoch, replicas = self.table.epoch + 1, self.table.replicas
+        self.table = Table(self.term, epoch, entries, new.owners, replicas, new.backups, new.joining, new.lost)
         return self._announce()
+
+    def _balance(self, now_s: float) -> list[Tell]:
+        """When nothing has changed for a while, share out the primaries that some took over from others."""
+        table = self.table
+        if table is None or not table.replicas:
+            return []
+        if table.epoch != self.settled[0]:
+            self.settled = (table.epoch, now_s)
+        if now_s - self.settled[1] < self.lease_s / 4:
+            return []
+        self.settled = (table.epoch, now_s)
+        new = balance(table, self._standing())
+        return self._replace_table(table.servers, new) if new is not None else []
 
     def _announce(self) -> list[Tell]:
         """The rounds go on as they were decreed; whoever was about to join asks the servers of this table again."""

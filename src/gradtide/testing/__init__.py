@@ -11,6 +11,8 @@ scripts.py     what simulated workers and clients do
 history.py     what happened, and the checker
 outcome.py     what the servers hold in the end
 simulate.py    scenarios by seed; `python -m gradtide.testing.simulate --seed N` replays one
+chaos.py       real processes that are killed and stopped while workers push exact integers
+chaos_worker.py  one such worker
 check_transport.py  what every way to move bytes must do
 proxy.py       real sockets on a bad network: drops, duplicates, delays and cuts
 """
