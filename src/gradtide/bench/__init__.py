@@ -13,4 +13,6 @@ allreduce_mpi.py   a rank of MPI's
 mpi_launch.py      how MPI's ranks are started
 store.py           the store against a bare pair of sockets, copy_, Redis and a Ray actor
 store_peer.py      one of these, in a process of its own
+recovery.py        from a kill to the next step, against torchrun
+recovery_peer.py   a rank under torchrun
 """

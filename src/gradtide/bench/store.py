@@ -26,6 +26,7 @@ class Case:
     workers: int = 1
     servers: int = 1
     placement: str = "any"
+    replicas: int = 0  # of a further contender: gradtide with as many servers, and replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,12 @@ def bench_store(case: Case, rounds: int, steps: int, tell: Callable[[str], None]
     if case.placement not in ("any", "apart"):
         raise ConfigError(f"unknown placement {case.placement!r}; choose any or apart")
     with ExitStack() as stack:
-        address = stack.enter_context(_placed_servers(case))
-        peers = [
-            stack.enter_context(Peer(name, _commands(kind, case, where)))
-            for name, kind, where in _contenders(case, address, stack)
-        ]
+        address = stack.enter_context(_placed_servers(case, 0))
+        contenders = _contenders(case, address, stack)
+        if case.replicas:
+            safe = stack.enter_context(_placed_servers(case, case.replicas))
+            contenders.append((f"gradtide, replicas={case.replicas}", "gradtide", safe))
+        peers = [stack.enter_context(Peer(name, _commands(kind, case, where))) for name, kind, where in contenders]
         found = interleave(peers, rounds, lambda name: steps, tell)
     bare = median(found["bare pair"])
     return [Result(case, name, median(s), min(s), max(s), median(s) / bare) for name, s in found.items()]
@@ -78,11 +80,11 @@ def _commands(kind: str, case: Case, address: str) -> list[list[str]]:
 
 
 @contextmanager
-def _placed_servers(case: Case) -> Iterator[str]:
+def _placed_servers(case: Case, replicas: int) -> Iterator[str]:
     from gradtide.store.local import local_servers
 
     processors = sorted(os.sched_getaffinity(0))
-    with local_servers(case.servers) as servers:
+    with local_servers(case.servers, replicas=replicas) as servers:
         if case.placement == "apart":
             for process in servers.processes:
                 os.sched_setaffinity(process.pid, {processors[1 % len(processors)]})

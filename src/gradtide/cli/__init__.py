@@ -8,7 +8,8 @@ plan_sizes.py  which one wins from which size on
 topology.py    lists, shows, checks and probes topologies
 serve.py       a server or the coordinator of a store, on any machine
 store.py       looks inside a running store
-chaos.py       the store in simulated bad weather
+status.py      how a store is, and what is wrong when a job hangs
+chaos.py       the store under fire: real processes that are killed, or simulated ones
 bench.py       gradtide beside its peers
 doctor.py      what this machine has, and what that means
 """

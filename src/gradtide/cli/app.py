@@ -13,6 +13,7 @@ from gradtide.cli.doctor import doctor
 from gradtide.cli.plan import plan
 from gradtide.cli.run import SETTINGS, run
 from gradtide.cli.serve import coordinator, secret, serve
+from gradtide.cli.status import status
 from gradtide.cli.train import train
 from gradtide.errors import GradtideError
 
@@ -51,6 +52,7 @@ app.command()(serve)
 app.command()(coordinator)
 app.command()(secret)
 app.command()(chaos)
+app.command()(status)
 app.add_typer(store.app, name="store")
 app.add_typer(topology.app, name="topology")
 app.add_typer(bench, name="bench")

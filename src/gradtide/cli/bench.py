@@ -88,6 +88,7 @@ def store(
     sizes: Annotated[str, typer.Option(help="Bytes of a push_pull, with commas")] = "4096,65536,1048576,16777216",
     workers: Annotated[int, typer.Option(help="Workers at once")] = 1,
     servers: Annotated[int, typer.Option(help="Servers that share the keys")] = 1,
+    replicas: Annotated[int, typer.Option(help="Also gradtide with so many replicas; needs more servers")] = 0,
     placement: Annotated[
         str, typer.Option(help="any, or apart: the two ends on two processors, for all alike")
     ] = "any",
@@ -115,7 +116,7 @@ def store(
     results, points = [], []
     with Console(stderr=True).status("starting the contenders") as status:
         for size in chosen:
-            case = Case(size, workers, servers, placement)
+            case = Case(size, workers, servers, placement, replicas)
             results += bench_store(case, rounds, max(3, min(steps, steps * 65536 // size)), status.update)
         if with_curve:
             points = curve(chosen[-1], rounds, 5, status.update)
@@ -135,5 +136,35 @@ def store(
         "results": [asdict(row) for row in results],
         "curve": [asdict(point) for point in points],
     }
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    Console().print(f"written: {path}", soft_wrap=True)
+
+
+@bench.command()
+def recovery(
+    kills: Annotated[int, typer.Option(help="How often each contender is killed")] = 10,
+    output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-recovery-TIME.json]")] = None,
+) -> None:
+    """From SIGKILL to the next step: a store with a replica against torchrun's elastic restart."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from gradtide.bench import report
+    from gradtide.bench.machine import describe_machine
+    from gradtide.bench.recovery import HUNG_S, bench_recovery
+
+    path = output or Path("runs") / f"bench-recovery-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    report.check_output(path)
+    with Console(stderr=True).status("starting the contenders") as status:
+        results = bench_recovery(kills, status.update)
+    table = Table(title=f"seconds from SIGKILL to the next step, {kills} kills each")
+    for heading in ("", "median", "min", "max", "hung", "x gradtide"):
+        table.add_column(heading, justify="right")
+    for row in results:
+        seconds = [f"{s:.3f}" for s in (row.median_s, min(row.seconds), max(row.seconds))]
+        hung = sum(s >= HUNG_S for s in row.seconds)
+        table.add_row(row.name, *seconds, str(hung), f"{row.median_s / results[0].median_s:.1f}")
+    Console().print(table)
+    content = {"machine": describe_machine().as_dict(), "results": [asdict(row) for row in results]}
     path.write_text(json.dumps(content, indent=2) + "\n")
     Console().print(f"written: {path}", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 client.py        what a user sees: connect, Store
 values.py        from a user's keys and tensors to pieces of memory, and back
+status.py        how a store is, asked of each of its processes
 summary.py       what a user is told about a key; how consistency is written
 pending.py       an operation under way, as a handle
 engine.py        shell of session.py: a client's sockets, threads and clock
@@ -10,6 +11,7 @@ messages.py      every request, reply and word of the coordinator, as small stru
 placement.py     which shard a block belongs to, and which server holds a shard
 layouts.py       the pieces of a set of keys, by shard and by server
 operations.py    what a client has asked for and not yet got
+sending.py       pure: what a client has on its way, sent as credit allows and again
 session.py       pure: a client's routes, sequences, resends, credits
 host.py          pure: the shards of one server; cuts requests into shards' events
 parts.py         what happens to a shard, and what it answers

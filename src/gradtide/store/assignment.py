@@ -115,7 +115,7 @@ class _Draft:
     def _stays(self, owner: int, backups: tuple[int, ...], joining: tuple[int, ...]) -> bool:
         usable = self.standing.alive - self.standing.replaced
         held = {owner, *backups, *joining}
-        reached = not any((owner, i) in self.standing.lagging for i in backups)
+        reached = not any((owner, i) in self.standing.lagging for i in (*backups, *joining))
         return held <= usable and reached and (len(held) > self.replicas or held >= self.standing.alive)
 
     def follow(self, shard: int) -> None:
@@ -138,7 +138,7 @@ class _Draft:
         owner, backups, gone = _follow(owner, backups, standing, self.owners)
         if owner in standing.alive:
             backups = _still(backups + came, owner, standing)
-        usable = (i for i in joining if i in standing.alive and i not in standing.replaced)
+        usable = _still(joining, owner, standing)
         return owner, backups, tuple(i for i in usable if i not in backups and i != owner), gone
 
     def fill(self, shard: int) -> None:
@@ -148,6 +148,7 @@ class _Draft:
         if missing > 0 and owner in self.standing.alive:
             turn = _neighbours(self.hosts, shard, owner)
             free = [i for i in turn if i in self.standing.alive and i not in held]
+            free = [i for i in free if (owner, i) not in self.standing.lagging]
             self.joining[shard] += tuple(free[:missing])
 
 

@@ -261,11 +261,6 @@ class Store:
         return self._session.table
 
     @property
-    def is_in_touch(self) -> bool:
-        """Has the coordinator been heard of lately?"""
-        return self._engine.is_in_touch
-
-    @property
     def step(self) -> int:
         """The step that this worker is in; 0 outside of rounds."""
         return self._session.step

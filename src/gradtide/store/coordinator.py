@@ -11,7 +11,7 @@ import msgspec
 from gradtide.errors import CommunicationError, FrameError, StoreError
 from gradtide.store.journal import Journal
 from gradtide.store.membership import Membership, Tell
-from gradtide.store.messages import Beat, CaughtUp, Join, Lagging, Leave, Message, Promise, decode, encode
+from gradtide.store.messages import Beat, CaughtUp, Inspect, Join, Lagging, Leave, Message, Promise, decode, encode
 from gradtide.transport.authenticate import Address, listen
 from gradtide.transport.connection import Connection
 from gradtide.transport.service import Service
@@ -77,6 +77,9 @@ class Coordinator:
         except (msgspec.DecodeError, ValueError):
             raise FrameError(f"{connection.peer} sent something that is no message of the store") from None
         match message:
+            case Inspect():
+                self._send(connection, self._membership.describe(time.monotonic()))
+                return
             case Join() | Beat() | Leave():
                 connection.peer = message.name
                 if message.incarnation >= self._incarnations.get(message.name, 0):

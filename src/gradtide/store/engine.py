@@ -134,11 +134,6 @@ class Engine:
                     "are they all started?"
                 )
 
-    @property
-    def is_in_touch(self) -> bool:
-        """Has the coordinator that is there now answered?"""
-        return self._coordinator is not None and self.session.heart.welcomed
-
     def start(self, pending: Pending[Any], begin: Start) -> None:
         """Begins an operation; what the kernel does not take now is sent by who waits, or in the background."""
         with self._lock:

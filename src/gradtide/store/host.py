@@ -25,12 +25,14 @@ from gradtide.store.messages import (
     Configure,
     Decree,
     Gone,
+    Health,
     Init,
     Join,
     KeyInfo,
     Keys,
     Listed,
     Message,
+    OpenRound,
     Part,
     Promise,
     Propose,
@@ -187,6 +189,22 @@ class Host(Generic[V]):
                 if key.startswith(prefix):
                     found.setdefault(key, []).append((block, shard))
         return tuple(_describe(key, sorted(found[key], key=lambda place: place[0])) for key in sorted(found))
+
+    def describe(self) -> Health:
+        """For who looks from outside."""
+        lag: dict[str, int] = {}
+        held, size_bytes, rounds = 0, 0, dict[str, OpenRound]()
+        for shard in self.shards.values():
+            size_bytes += sum(block.size_bytes for block in shard.blocks.values())
+            if shard.log is not None:
+                held += shard.log.waiting
+                for name, behind in shard.log.lag().items():
+                    lag[name] = lag.get(name, 0) + behind
+            for (key, _), block in shard.blocks.items():
+                waited = block.waited_for(shard.members)
+                if waited is not None:
+                    rounds.setdefault(key, OpenRound(key, *waited))
+        return Health(self.name, self.epoch, self.lapsed, size_bytes, lag, held, tuple(rounds.values()))
 
     # --- coordinator ---
 

@@ -81,6 +81,11 @@ class Log(Generic[V]):
     _values: list[V] = field(default_factory=list)
     _held: deque[_Held[V]] = field(default_factory=deque)
 
+    def lag(self) -> dict[str, int]:
+        """How many entries each follower has not confirmed."""
+        tip = self.position.sequence
+        return {name: tip - (follower.acked or 0) for name, follower in self.followers.items()}
+
     # --- while an event is handled ---
 
     def before_change(self) -> None:
@@ -156,6 +161,13 @@ class Log(Generic[V]):
     def require(self, name: str) -> None:
         """From now on nothing is acknowledged without this follower."""
         self.required = self.required | {name}
+
+    def is_close(self, name: str, entries: int) -> bool:
+        """Does a follower keep up, but for the last few entries?"""
+        follower = self.followers.get(name)
+        return (
+            follower is not None and follower.acked is not None and self.position.sequence - follower.acked <= entries
+        )
 
     def has_caught_up(self, name: str) -> bool:
         """Does a follower have everything that was ever acknowledged?"""

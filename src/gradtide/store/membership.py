@@ -24,11 +24,13 @@ from gradtide.store.messages import (
     CaughtUp,
     Decree,
     Gone,
+    Inspected,
     Join,
     Lagging,
     Leave,
     Member,
     Message,
+    PeerState,
     Promise,
     Propose,
     ServerEntry,
@@ -118,6 +120,18 @@ class Membership:
             return []
         peer.alive = False
         return self._update_table()
+
+    def describe(self, now_s: float) -> Inspected:
+        """For who looks from outside."""
+        joins = [peer.join for peer in self.peers.values()]
+        return Inspected(
+            self.term, self.lease_s,
+            tuple(
+                PeerState(peer.join.role, name, peer.alive, now_s - peer.heard_s, peer.join.worker)
+                for name, peer in sorted(self.peers.items())
+            ),
+            self.table, self.decree, max((join.expected for join in joins if join.role == "server"), default=0),
+        )  # fmt: skip
 
     # --- the journal ---
 
@@ -279,7 +293,7 @@ class Membership:
         return self._announce()
 
     def _balance(self, now_s: float) -> list[Tell]:
-        """When nothing has changed for a while, share out the primaries that some took over from others."""
+        """When nothing has changed for a while: share out the primaries again, and try anew whom nobody could reach."""
         table = self.table
         if table is None or not table.replicas:
             return []
@@ -289,7 +303,7 @@ class Membership:
             return []
         self.settled = (table.epoch, now_s)
         new = balance(table, self._standing())
-        return self._replace_table(table.servers, new) if new is not None else []
+        return self._replace_table(table.servers, new) if new is not None else self._update_table()
 
     def _announce(self) -> list[Tell]:
         """The rounds go on as they were decreed; whoever was about to join asks the servers of this table again."""

@@ -43,8 +43,11 @@ __all__ = [
     "Decree",
     "Fenced",
     "Gone",
+    "Health",
     "Init",
     "Initialised",
+    "Inspect",
+    "Inspected",
     "Join",
     "KeyInfo",
     "KeySpec",
@@ -55,7 +58,9 @@ __all__ = [
     "Member",
     "Message",
     "Noted",
+    "OpenRound",
     "Part",
+    "PeerState",
     "Piece",
     "Promise",
     "Propose",
@@ -429,6 +434,54 @@ class Lagging(_Wire, frozen=True, tag=50):
     replica: str
 
 
+# --- for who looks from outside: `gradtide status` ---
+
+
+class Inspect(_Wire, frozen=True, tag=51):
+    """How are you? Asked of a coordinator or a server."""
+
+
+class PeerState(_Wire, frozen=True):
+    """A process as the coordinator sees it."""
+
+    role: str
+    name: str
+    alive: bool
+    silent_s: float
+    worker: int
+
+
+class Inspected(_Wire, frozen=True, tag=52):
+    """How a coordinator is."""
+
+    term: int
+    lease_s: float
+    peers: tuple[PeerState, ...]
+    table: Table | None
+    decree: Decree | None
+    expected_servers: int
+
+
+class OpenRound(_Wire, frozen=True):
+    """The first open round of a block that somebody has pushed for, and whom it waits for."""
+
+    key: str
+    round: int
+    waits_for: tuple[int, ...]
+
+
+class Health(_Wire, frozen=True, tag=64):
+    """How a server is. `lag`: by replica, how many entries it has not confirmed."""
+
+    server: str
+    epoch: int
+    lapsed: bool
+    size_bytes: int
+    lag: dict[str, int]
+    held: int  # answers that wait for replicas
+    rounds: tuple[OpenRound, ...]
+
+
 # --- between servers ---
 
 
@@ -574,7 +627,7 @@ ServerMessage = Replicate | Replicated | Snapshot | Fenced
 Message = (
     Init | Push | Pull | Configure | Keys | Initialised | Pushed | Pulled | Noted | Refused | Listed
     | Join | Leave | Beat | Welcome | Table | Propose | Promise | Decree | Gone | CaughtUp | Lagging
-    | Replicate | Replicated | Snapshot | Fenced
+    | Replicate | Replicated | Snapshot | Fenced | Inspect | Inspected | Health
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -51,6 +51,7 @@ class ReplicationOptions:
     kept_bytes: int = 64 << 20  # entries that are kept for a replica that is not in sync yet
     kept_entries: int = 4096
     again: int = 64  # entries that are sent again at once
+    close_entries: int = 64  # a replica that is no further behind is waited for, to be in sync at last
 
 
 @dataclass(slots=True)
@@ -67,7 +68,7 @@ class Replication(Generic[V]):
     primaries: dict[int, str] = field(default_factory=dict)  # of the shards that this server follows
     in_sync: dict[int, frozenset[str]] = field(default_factory=dict)  # of its own shards
     joining: dict[int, frozenset[str]] = field(default_factory=dict)
-    reported: dict[str, frozenset[int]] = field(default_factory=dict)  # who was said to have caught up, with what
+    awaited: dict[str, frozenset[int]] = field(default_factory=dict)  # who is about to be in sync, with which shards
     confirmed_s: dict[str, float] = field(default_factory=dict)  # replica -> when it was last asked and confirmed
     outbox: list[ToServer[V]] = field(default_factory=list)
     words: list[Message] = field(default_factory=list)
@@ -106,7 +107,7 @@ class Replication(Generic[V]):
             elif table.replicas and (index in table.backups[number] or index in table.joining[number]):
                 self.primaries[number] = names[owner]
         self._retire(shards)
-        self.reported.clear()
+        self.awaited.clear()
         self._synced.clear()
         return kept
 
@@ -132,8 +133,8 @@ class Replication(Generic[V]):
             return []
         if shard.log is None:
             shard.log = Log(self.epoch, shard.position, self.arithmetic)
-        reported = (name for name, shards in self.reported.items() if shard.number in shards)
-        required = self.in_sync.get(shard.number, frozenset()).union(reported)
+        awaited = (name for name, shards in self.awaited.items() if shard.number in shards)
+        required = self.in_sync.get(shard.number, frozenset()).union(awaited)
         shard.log.follow(self.epoch, required | self.joining.get(shard.number, frozenset()), required)
         for name, follower in shard.log.followers.items():
             if shard.position == Version() and not shard.log.entries:
@@ -149,9 +150,8 @@ class Replication(Generic[V]):
             for name, follower in log.followers.items():
                 if follower.streams:
                     self._send(name, number, entry)
-                    follower.heard_s = self.now_s
-                    if follower.silent_since_s is None:
-                        follower.silent_since_s = self.now_s
+                    if follower.silent_since_s is None:  # else an earlier entry may be lost, and must go again in time
+                        follower.heard_s = follower.silent_since_s = self.now_s
         log.fresh.clear()
 
     def _send(self, name: str, number: int, entry: Entry[V]) -> None:
@@ -230,19 +230,19 @@ class Replication(Generic[V]):
         self.words += [Lagging(self.name, self.incarnation, self.epoch, name) for name in sorted(late)]
 
     def _report(self, shards: Iterable[Shard[V]]) -> None:
-        """Who has everything that was acknowledged is required from now on, and the coordinator is told."""
+        """Who is close behind is waited for from now on; when it has all that was acknowledged, it is reported."""
         logs = {shard.number: shard.log for shard in shards if shard.log is not None}
         for name in sorted(frozenset().union(*set(self.joining.values()))):
-            if name not in self.reported:
-                wanted = [number for number, names in self.joining.items() if name in names]
-                if not all(number not in logs or logs[number].has_caught_up(name) for number in wanted):
+            wanted = [number for number, names in self.joining.items() if name in names]
+            own = [logs[number] for number in wanted if number in logs]
+            if name not in self.awaited:
+                if not all(log.is_close(name, self.options.close_entries) for log in own):
                     continue
-                for number in wanted:
-                    if number in logs:
-                        logs[number].require(name)
-                self.reported[name] = frozenset(wanted)
-            numbers = tuple(sorted(self.reported[name]))
-            self.words.append(CaughtUp(self.name, self.incarnation, self.epoch, name, numbers))
+                self.awaited[name] = frozenset(wanted)
+                for log in own:
+                    log.require(name)
+            if all(log.has_caught_up(name) for log in own):
+                self.words.append(CaughtUp(self.name, self.incarnation, self.epoch, name, tuple(wanted)))
 
     def ask_whether_still_primary(self) -> None:
         """The coordinator is silent: as long as the replicas are at this epoch, nobody has taken over."""

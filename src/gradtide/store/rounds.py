@@ -84,6 +84,14 @@ class Block(Generic[V]):
             self.came[worker] = round_
         return news
 
+    def waited_for(self, members: Mapping[int, Member]) -> tuple[int, tuple[int, ...]] | None:
+        """The first round that is open though somebody has pushed for it, and who has not come by."""
+        if not self.open:
+            return None
+        first = min(self.open)
+        late = [m.worker for m in members.values() if m.from_round <= first and self.reached.get(m.worker, 0) < first]
+        return first, tuple(sorted(late))
+
     @property
     def begun(self) -> int:
         """The last round that anybody here has had to do with."""

@@ -24,6 +24,7 @@ from gradtide.store.messages import (
     Configure,
     Fenced,
     Init,
+    Inspect,
     Keys,
     Message,
     Noted,
@@ -173,6 +174,10 @@ class Server:
             message = decode(data)
         except (msgspec.DecodeError, ValueError, UnicodeDecodeError):
             raise FrameError("it sent something that is no message of the store") from None
+        if isinstance(message, Inspect):
+            client.connection.send(encode(self._host.describe()))
+            self._service.watch(client.connection)
+            return None
         if isinstance(message, _BETWEEN_SERVERS):
             return self._begin_from_server(client, message)
         if not isinstance(message, _REQUESTS):

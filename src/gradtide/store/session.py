@@ -16,23 +16,19 @@ what a client says in the order it was said, whatever the network does.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from gradtide.store.beats import Heart
-from gradtide.store.filter import WINDOW
-from gradtide.store.layouts import Layout, Share, build_layout
+from gradtide.store.layouts import Layout, build_layout
 from gradtide.store.messages import (
     NO_WORKER,
     RETRYABLE,
     Beat,
-    Configure,
     Decree,
-    Init,
     Initialised,
     Join,
-    Keys,
     KeySpec,
     Leave,
     Listed,
@@ -40,19 +36,18 @@ from gradtide.store.messages import (
     Message,
     Noted,
     Part,
-    Pull,
     Pulled,
     Push,
     Pushed,
     Refused,
     Reply,
-    Request,
     ServerEntry,
     Table,
     Version,
     Welcome,
 )
-from gradtide.store.operations import Flight, Kind, Operation, Send, SessionInstruction, TellCoordinator
+from gradtide.store.operations import Flight, Kind, Operation, SessionInstruction, TellCoordinator
+from gradtide.store.sending import Sending, SessionOptions
 
 __all__ = ["Session", "SessionOptions"]
 
@@ -62,26 +57,10 @@ Instructions = list[SessionInstruction[V]]
 LAYOUTS_KEPT = 256
 
 
-@dataclass(frozen=True, slots=True)
-class SessionOptions:
-    """How patient a client is."""
-
-    resend_s: float = 1.0  # the first wait for an answer; it doubles
-    resend_most_s: float = 8.0
-    credit_bytes: int = 64 << 20  # a server's share of pushes that it has not said anything about
-
-
 @dataclass(slots=True)
-class Session(Generic[V]):
+class Session(Sending[V]):
     """The state of one client."""
 
-    client: str
-    incarnation: int
-    worker: int = NO_WORKER
-    expected: int = 0  # how many workers the first round should wait for
-    options: SessionOptions = field(default_factory=SessionOptions)
-    table: Table | None = None
-    decree: Decree | None = None
     member: Member | None = None
     expelled: str = ""  # why this worker is no longer in the rounds
     heart: Heart = field(default_factory=Heart)
@@ -90,10 +69,7 @@ class Session(Generic[V]):
     specs: dict[str, KeySpec] = field(default_factory=dict)
     seen: dict[int, Version] = field(default_factory=dict)  # shard -> the latest version read or written
     rolled_back: dict[int, Version] = field(default_factory=dict)  # shard -> what was seen of it before it was lost
-    operations: dict[int, Operation[V]] = field(default_factory=dict)  # by sequence, which is their order
     _next_round: dict[str, int] = field(default_factory=dict)  # key -> the first round it can still be pushed for
-    _unanswered: dict[int, list[int]] = field(default_factory=dict)  # shard -> sequences of pushes
-    _known_layouts: set[tuple[int, bytes]] = field(default_factory=set)
     _layouts: "OrderedDict[object, Layout]" = field(default_factory=OrderedDict)
 
     @property
@@ -407,119 +383,6 @@ class Session(Generic[V]):
         if message.reason == "epoch" and self.table is not None and message.epoch > self.table.epoch:
             return [TellCoordinator(self._beat())]
         return []
-
-    # --- sending ---
-
-    def _plan(self, operation: Operation[V]) -> None:
-        """One flight a server of the table, for what is still unanswered."""
-        assert self.table is not None
-        if operation.kind == "keys":
-            operation.listed.clear()  # when the table changes, everybody is asked again
-            operation.unanswered = set(self.table.owners)
-            operation.flights = {index: Flight(index, (), 0, {index}) for index in operation.unanswered}
-            return
-        carries = operation.kind in ("init", "push")
-        operation.flights = {}
-        for share in self._shares(operation):
-            shards = tuple(part.shard for part in share.parts)
-            unanswered = operation.unanswered.intersection(shards)
-            if unanswered:
-                size_bytes = share.size_bytes if carries else 0
-                operation.flights[share.server] = Flight(share.server, shards, size_bytes, unanswered)
-
-    def _send_what_fits(self, now_s: float) -> Instructions[V]:
-        """Launch what has not been sent, server by server in order, as far as credit and window go."""
-        told: Instructions[V] = []
-        in_flight: dict[int, int] = {}
-        full: set[int] = set()
-        for operation, flight in self._open_flights():
-            used = in_flight.get(flight.server, 0)
-            if not flight.sent and flight.server not in full:
-                fits = used == 0 or used + flight.size_bytes <= self.options.credit_bytes
-                if fits and self._within_window(operation, flight):
-                    told += self._launch(operation, flight, now_s)
-                else:
-                    full.add(flight.server)
-            if flight.sent and not flight.landed:
-                in_flight[flight.server] = used + flight.size_bytes
-        return told
-
-    def _within_window(self, operation: Operation[V], flight: Flight) -> bool:
-        """A shard keeps the last answers only: never have more pushes unanswered than it keeps."""
-        if operation.kind != "push":
-            return True
-        oldest = (self._unanswered[shard] for shard in flight.shards)
-        return all(len(pushes) <= WINDOW or operation.sequence in pushes[:WINDOW] for pushes in oldest)
-
-    def _open_flights(self) -> Iterator[tuple[Operation[V], Flight]]:
-        for operation in self.operations.values():
-            for flight in operation.flights.values():
-                if flight.open:
-                    yield operation, flight
-
-    def _resend(self, now_s: float) -> Instructions[V]:
-        """What has waited too long goes again, earlier sequences first."""
-        due = [(o, f) for o, f in self._open_flights() if f.sent and f.due_s <= now_s]
-        return [instruction for operation, flight in due for instruction in self._launch(operation, flight, now_s)]
-
-    def _launch(self, operation: Operation[V], flight: Flight, now_s: float) -> Instructions[V]:
-        assert self.table is not None
-        wait_s = min(self.options.resend_s * 2**flight.tries, self.options.resend_most_s)
-        flight.sent, flight.tries, flight.due_s = True, flight.tries + 1, now_s + wait_s
-        share = next((s for s in self._shares(operation) if s.server == flight.server), None)
-        values = [operation.values[i] for i in share.pieces] if share is not None and operation.values else []
-        message = self._request(operation, flight, share.name if share else b"", share.parts if share else ())
-        return [Send(self.table.servers[flight.server], message, values)]
-
-    def _request(self, operation: Operation[V], flight: Flight, name: bytes, parts: tuple[Part, ...]) -> Request:
-        assert self.table is not None
-        head = (self.table.epoch, self.client, self.incarnation, operation.sequence)
-        known = (flight.server, name) in self._known_layouts
-        after = self._after(operation, flight)
-        decree = self.decree.number if self.decree and operation.round else 0
-        match operation.kind:
-            case "init":
-                assert operation.spec is not None
-                return Init(*head, operation.spec, parts)
-            case "push":
-                return Push(
-                    *head, name, () if known else parts, after, operation.round, self.worker, operation.weight,
-                    operation.wants_values, decree,
-                )  # fmt: skip
-            case "pull":
-                least = self._at_least(operation, flight)
-                return Pull(*head, name, () if known else parts, after, operation.round, self.worker, least, decree)
-            case "configure":
-                key = operation.layout.keys[0]
-                return Configure(*head, key, operation.changes, flight.shards, after, operation.from_round)
-            case "keys":
-                return Keys(*head, operation.prefix)
-
-    def _after(self, operation: Operation[V], flight: Flight) -> tuple[int, ...]:
-        """For each shard the latest unanswered push before this operation."""
-        found = tuple(
-            max((s for s in self._unanswered.get(shard, ()) if s < operation.sequence), default=0)
-            for shard in flight.shards
-        )
-        return found if any(found) else ()
-
-    def _at_least(self, operation: Operation[V], flight: Flight) -> tuple[Version, ...]:
-        """What the user asked for, and what was seen before the table changed; within an epoch a shard only goes on."""
-        assert self.table is not None
-        least = []
-        for shard in flight.shards:
-            seen = operation.required[shard]
-            asked = operation.asked.get(shard, Version())
-            least.append(asked if seen.epoch == self.table.epoch else max(seen, asked))
-        return tuple(least) if any(version != Version() for version in least) else ()
-
-    def _shares(self, operation: Operation[V]) -> tuple[Share, ...]:
-        assert self.table is not None
-        return operation.layout.shares(self.table)
-
-    def _server_index(self, name: str) -> int | None:
-        servers = self.table.servers if self.table else ()
-        return next((i for i, server in enumerate(servers) if server.name == name), None)
 
     # --- membership ---
 

@@ -22,6 +22,7 @@ import torch
 from gradtide.errors import ConfigError, GradtideError, PeerTimeout
 from gradtide.store.client import Store, connect
 from gradtide.store.local import Forks, LocalServers, local_servers
+from gradtide.store.messages import Table
 from gradtide.store.updates import update
 from gradtide.testing.chaos_worker import KEYS, TIMES
 
@@ -88,18 +89,8 @@ class _Crew:
         if plan.script:
             commands = [[part.replace("{address}", servers.address) for part in plan.script]]
         else:
-            commands = [
-                [
-                    sys.executable,
-                    "-m",
-                    "gradtide.testing.chaos_worker",
-                    servers.address,
-                    str(i),
-                    str(plan.workers),
-                    str(f),
-                ]
-                for i, f in enumerate(self._files)
-            ]
+            program = [sys.executable, "-m", "gradtide.testing.chaos_worker", servers.address]
+            commands = [[*program, str(i), str(plan.workers), str(f)] for i, f in enumerate(self._files)]
         pipe = None if plan.script else subprocess.PIPE
         self.processes = [subprocess.Popen(c, stdin=pipe, stdout=pipe, text=True) for c in commands]
 
@@ -153,13 +144,14 @@ def _disturb(
     """One fault after the other; when each was, and how long until the store was whole again."""
     random, struck = Random(plan.seed), list[tuple[float, float]]()
     while crew.working and (len(struck) < plan.faults or (not crew.script and crew.pushes() < plan.pushes)):
-        _wait_until_whole(store)
+        _wait_until(lambda: _is_whole(store.table))
         time.sleep(plan.pause_s)
         if len(struck) >= plan.faults:
             continue
         kind = random.choice(plan.kinds)
+        before = store.table
         begun_s = _strike(kind, servers, random)
-        _wait_until_whole(store)
+        _wait_until_over(kind, before, store)
         struck.append((begun_s, time.monotonic() - begun_s))
         tell(f"{len(struck)} of {plan.faults} faults, {crew.pushes()} pushes acknowledged")
     return struck
@@ -179,10 +171,24 @@ def _strike(kind: str, servers: LocalServers, random: Random) -> float:
     return begun_s
 
 
-def _wait_until_whole(store: Store) -> None:
-    """Until every shard has all its replicas in sync, as the coordinator that is there now says."""
+def _wait_until_over(kind: str, before: Table, store: Store) -> None:
+    _wait_until(lambda: _has_noticed(kind, before, store.table) and _is_whole(store.table))
+
+
+def _has_noticed(kind: str, before: Table, now: Table) -> bool:
+    """Does the table show that something has happened? Until then it only looks whole."""
+    if kind == "kill":
+        return before.servers != now.servers
+    return now.term > before.term if kind == "coordinator" else now.epoch > before.epoch
+
+
+def _is_whole(table: Table) -> bool:
+    return all(len(backups) >= table.replicas for backups in table.backups)
+
+
+def _wait_until(condition: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + _WHOLE_S
-    while any(len(backups) < store.table.replicas for backups in store.table.backups) or not store.is_in_touch:
+    while not condition():
         if time.monotonic() > deadline_s:
             raise PeerTimeout(f"the store was not whole again within {_WHOLE_S:g} s; see its servers' output")
         time.sleep(0.01)

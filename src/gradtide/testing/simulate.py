@@ -101,14 +101,14 @@ def replicated_scenario_of(seed: int) -> Scenario:
         newcomer=workers > 0 and random.random() < 0.2,
         configures=random.random() < 0.2,
         replicas=replicas,
-        mishaps=_mishaps(random, servers),
+        mishaps=_mishaps(random, servers, wild),
         wild=wild,
         lease_s=1.2,
         pause_s=random.choice((0.05, 0.3)),
     )
 
 
-def _mishaps(random: Random, servers: int) -> tuple[Fault, ...]:
+def _mishaps(random: Random, servers: int, wild: bool) -> tuple[Fault, ...]:
     names = [f"server{i}" for i in range(servers)]
     found = []
     if random.random() < 0.4:
@@ -116,7 +116,7 @@ def _mishaps(random: Random, servers: int) -> tuple[Fault, ...]:
         if random.random() < 0.2:
             found.append(Fault.stop(COORDINATOR, at_s, for_s))
         else:
-            disk, silent = random.random() < 0.7, random.random() < 0.4
+            disk, silent = random.random() < 0.7 or wild, random.random() < 0.4
             found.append(Fault.kill(COORDINATOR, at_s, for_s, disk=disk, silent=silent))
     for _ in range(1 + random.randrange(4)):
         who, at_s = random.choice(names), 0.3 + 5 * random.random()

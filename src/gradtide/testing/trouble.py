@@ -135,7 +135,8 @@ class Trouble:
         if self.world.coordinator.alive:
             return
         journal = self.world.journal
-        if not disk:
+        told = all(actor.host.table is not None for actor in self.world.hosts.values())
+        if not disk and told:  # else it is the store's first coordinator, as far as anybody can know
             self.world.journal = b""
             without = CoordinatorActor(self.world, self.lease_s)
             self.world.clock.after(1.0, lambda: self._find_journal(without, journal))

@@ -1,0 +1,100 @@
+"""How a store is: asked of the coordinator and of each server by itself, so that one that hangs is seen to hang."""
+
+import time
+from dataclasses import dataclass
+
+from gradtide.errors import CommunicationError, FrameError
+from gradtide.store.messages import Health, Inspect, Inspected, Message, PeerState, decode, encode
+from gradtide.transport.authenticate import dial as reach
+from gradtide.transport.authenticate import parse_address
+from gradtide.transport.connection import Connection
+
+__all__ = ["Status", "ask_status", "complaints"]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the coordinator says, and each server of its table; None for one that does not answer."""
+
+    coordinator: Inspected
+    servers: dict[str, Health | None]
+
+
+def ask_status(address: str, secret: bytes = b"", timeout_s: float = 2.0) -> Status:
+    """Raises when even the coordinator does not answer."""
+    told = _ask(address, secret, timeout_s)
+    if not isinstance(told, Inspected):
+        raise FrameError(f"there is no coordinator of a store at {address}; give its address")
+    servers: dict[str, Health | None] = {}
+    for entry in told.table.servers if told.table is not None else ():
+        try:
+            answer = _ask(entry.address, secret, timeout_s)
+        except CommunicationError:
+            answer = None
+        servers[entry.name] = answer if isinstance(answer, Health) else None
+    return Status(told, servers)
+
+
+def _ask(address: str, secret: bytes, timeout_s: float) -> Message:
+    deadline_s = time.monotonic() + timeout_s
+    connection = Connection(reach(parse_address(address), secret, "client", timeout_s), address)
+    heard: list[Message] = []
+    try:
+        connection.on_messages(lambda data: heard.append(decode(data)), lambda: None)
+        connection.send(encode(Inspect()))
+        while not heard:
+            connection.wait(deadline_s - time.monotonic(), "how it is")
+            connection.receive()
+    finally:
+        connection.close()
+    return heard[0]
+
+
+def complaints(status: Status) -> list[str]:
+    """What is wrong, worst first, one line each; nothing when all is well."""
+    told, table = status.coordinator, status.coordinator.table
+    silent = {peer.name: peer.silent_s for peer in told.peers if not peer.alive}
+    if table is None:
+        there = sum(peer.role == "server" for peer in told.peers)
+        return [f"no table yet: {there} of {told.expected_servers} servers have come; start the others"]
+    found = []
+    for i, entry in enumerate(table.servers):
+        if entry.name in silent:
+            held = table.owners.count(i)
+            what = f"and {held} shards have no other copy: start it again" if held else "others have taken over"
+            found.append(f"{entry.name} has not been heard of for {silent[entry.name]:.1f} s, {what}")
+        elif status.servers[entry.name] is None:
+            found.append(f"{entry.name} at {entry.address} does not answer: is it stopped or overloaded?")
+    missing = sum(len(backups) < table.replicas for backups in table.backups)
+    if missing:
+        joining = sum(bool(names) for names in table.joining)
+        found.append(f"{missing} of {len(table.owners)} shards lack a replica; for {joining} one is being made")
+    lost = sum(epoch > 0 for epoch in table.lost)
+    if lost:
+        found.append(f"{lost} shards had to begin anew: more servers died than there were replicas")
+    for health in status.servers.values():
+        if health is not None:
+            found += _of_server(health, table.epoch, status)
+    return found
+
+
+def _of_server(health: Health, epoch: int, status: Status) -> list[str]:
+    found = []
+    if health.epoch != epoch:
+        found.append(f"{health.server} is at epoch {health.epoch}, the table at {epoch}: can it reach the coordinator?")
+    if health.lapsed:
+        found.append(f"{health.server} answers nobody: neither coordinator nor replicas confirm that it is primary")
+    if health.held:
+        behind = ", ".join(f"{name} by {lag}" for name, lag in health.lag.items() if lag)
+        found.append(
+            f"{health.held} answers of {health.server} wait for replicas that are behind: {behind or 'unknown'}"
+        )
+    workers = {peer.worker: peer for peer in status.coordinator.peers if peer.role == "worker"}
+    for round_ in health.rounds:
+        late = [f"worker {w}" + _silence(workers.get(w)) for w in round_.waits_for]
+        found.append(f"round {round_.round} of {round_.key} waits for {', '.join(late) or 'the next decree'}")
+    return found
+
+
+def _silence(peer: PeerState | None) -> str:
+    return " (alive)" if peer is not None and peer.alive else " (silent)"
