@@ -188,6 +188,41 @@ def test_workers_in_rounds_go_on_from_the_same_round_with_the_same_bits(forks):
     assert torch.equal(disturbed[1], calm[0])
 
 
+def train_with_losses(forks, kills, steps):
+    """A least-squares fit by two workers in bsp; kills the coordinator so often while they train."""
+    with gradtide.local_servers(2, replicas=1, forks=forks) as servers:
+        losses = [[], []]
+
+        def work(worker):
+            generator = torch.Generator().manual_seed(worker)
+            data, target = torch.randn(64, 20, generator=generator), torch.randn(64, generator=generator)
+            with gradtide.connect(servers.address, worker=worker, workers=2, consistency="bsp") as store:
+                store.init("w", torch.zeros(20), update=gradtide.update("adam", lr=0.01))
+                for _ in range(steps):
+                    error = data @ store.pull("w") - target
+                    losses[worker].append(float((error**2).mean()))
+                    store.push("w", data.T @ error / 64).wait(timeout_s=20)
+
+        threads = [threading.Thread(target=work, args=(worker,)) for worker in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(kills):
+            victim = pid_of(servers, "coordinator")
+            os.kill(victim, signal.SIGKILL)
+            servers.wait_until_healed(victim)
+            assert threads[0].is_alive(), "it was killed while they trained"
+        for thread in threads:
+            thread.join()
+        return losses
+
+
+@pytest.mark.slow
+def test_fifty_kills_of_the_coordinator_change_no_bit_of_the_losses(forks):
+    disturbed = train_with_losses(forks, 50, 3000)
+    calm = train_with_losses(forks, 0, 3000)
+    assert disturbed == calm
+
+
 def test_more_replicas_than_other_servers_are_refused():
     with pytest.raises(ConfigError, match="2 replicas need 3 servers"):
         gradtide.local_servers(2, replicas=2)

@@ -18,6 +18,7 @@ def run(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="For the script")] = None,
     workers: Annotated[int, typer.Option(help="Processes that run the script")] = 1,
     servers: Annotated[int, typer.Option(help="Processes that hold parameters, for a job over a store")] = 0,
+    replicas: Annotated[int, typer.Option(help="Copies of every parameter on other servers; needs more servers")] = 0,
     min_workers: Annotated[
         int | None, typer.Option(help="Go on while so many workers live  [default: all]", show_default=False)
     ] = None,
@@ -41,6 +42,8 @@ def run(
     check_spec(spec)
     if servers < 0:
         raise ConfigError(f"--servers {servers} makes no sense; give 0 or more")
+    if replicas and not 0 < replicas < servers:
+        raise ConfigError(f"--replicas {replicas} needs --servers {max(2, replicas + 1)} or more")
     try:
         check_target(target, [os.getcwd(), *sys.path])
     except SyntaxError as error:
@@ -52,6 +55,7 @@ def run(
         if servers:
             from gradtide.store.local import local_servers
 
-            variables["GRADTIDE_STORE"] = stack.enter_context(local_servers(servers)).address
+            store = stack.enter_context(local_servers(servers, replicas=replicas))
+            variables["GRADTIDE_STORE"] = store.address
         code = launcher.run(variables)
     raise typer.Exit(code)
