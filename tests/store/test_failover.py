@@ -207,6 +207,8 @@ def train_with_losses(forks, kills, steps):
         for thread in threads:
             thread.start()
         for _ in range(kills):
+            seen = len(losses[0])
+            wait_until(lambda seen=seen: len(losses[0]) > seen)
             victim = pid_of(servers, "coordinator")
             os.kill(victim, signal.SIGKILL)
             servers.wait_until_healed(victim)
@@ -218,8 +220,8 @@ def train_with_losses(forks, kills, steps):
 
 @pytest.mark.slow
 def test_fifty_kills_of_the_coordinator_change_no_bit_of_the_losses(forks):
-    disturbed = train_with_losses(forks, 50, 3000)
-    calm = train_with_losses(forks, 0, 3000)
+    disturbed = train_with_losses(forks, 50, 6000)
+    calm = train_with_losses(forks, 0, 6000)
     assert disturbed == calm
 
 

@@ -37,6 +37,7 @@ def test_a_store_that_is_well_says_so(forks):
 
 def test_a_server_that_hangs_and_shards_without_a_replica_are_named(forks):
     with gradtide.local_servers(2, replicas=1, forks=forks) as servers:
+        show_until(servers.address, "all is well")
         stopped = next(process.pid for process in servers.processes if process.name == "server-1")
         os.kill(stopped, signal.SIGSTOP)
         try:
