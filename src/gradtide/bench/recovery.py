@@ -27,7 +27,7 @@ from gradtide.store.updates import update
 
 __all__ = ["HUNG_S", "Recovery", "bench_recovery"]
 
-HUNG_S = 60.0  # whoever is not back by then counts as hung
+HUNG_S = 30.0  # whoever is not back by then counts as hung
 _CALM_S = 1.0
 
 
@@ -93,41 +93,52 @@ class _Torchrun:
 
     def __enter__(self) -> "_Torchrun":
         self._stack = ExitStack()
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-recovery-")))
-        self._steps = folder / "steps"
-        command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-            "--max-restarts", "1000", "--monitor-interval", "0.1",
-            "-m", "gradtide.bench.recovery_peer", str(self._steps), str(folder / "checkpoint"),
-        ]  # fmt: skip
-        quiet = subprocess.DEVNULL
-        self._process = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-recovery-")))
+        self._steps = self._folder / "steps"
         self._stack.callback(self._end)
-        if self._wait_for(0.0, set()) is None:
-            raise PeerTimeout(f"torchrun made no step within {HUNG_S:g} s")
+        self._start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
+    def _start(self) -> None:
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            "--max-restarts", "1000", "--monitor-interval", "0.1",
+            "-m", "gradtide.bench.recovery_peer", str(self._steps), str(self._folder / "checkpoint"),
+        ]  # fmt: skip
+        begun_s, quiet = time.monotonic(), subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdout=quiet, stderr=quiet)
+        if self._wait_for(begun_s, set()) is None:
+            raise PeerTimeout(f"torchrun made no step within {HUNG_S:g} s")
+
     def _end(self) -> None:
+        """Its ranks have process groups of their own, so each must be ended."""
+        ranks = {process for _, process, _ in self._rows()}
         self._process.terminate()
         try:
-            self._process.wait(20)
+            self._process.wait(10)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
             self._process.wait()
+        for rank in ranks:
+            if _is_rank(rank, self._folder):
+                os.kill(rank, signal.SIGKILL)
 
     def kill(self) -> float:
-        if self._wait_for(time.monotonic() + _CALM_S, set()) is None:
-            return HUNG_S
+        self._wait_for(time.monotonic() + _CALM_S, set())
         rows = self._rows()
         victim = next(process for rank, process, _ in reversed(rows) if rank == 1)
         old = {process for _, process, _ in rows}
         begun_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         step_s = self._wait_for(begun_s, old)
-        return HUNG_S if step_s is None else step_s - begun_s
+        if step_s is None:
+            self._end()
+            self._start()
+            return HUNG_S
+        return step_s - begun_s
 
     def _wait_for(self, after_s: float, without: set[int]) -> float | None:
         """The first step after a time, by a process that is not among these."""
@@ -147,3 +158,11 @@ class _Torchrun:
             lines = file.read().decode().split("\n")[1:-1]
         rows = [line.split() for line in lines]
         return [(int(row[0]), int(row[1]), float(row[2])) for row in rows if len(row) == 3]
+
+
+def _is_rank(process: int, folder: Path) -> bool:
+    """Is this still the process that we think it is?"""
+    try:
+        return str(folder) in Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:
+        return False
