@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import gradtide
 from gradtide.environment import read_environment
-from gradtide.sync import pieces, reduce
+from gradtide.sync import pieces, reduce, servers
 
 folder, steps, optimizer, share, *deaths = sys.argv[1:]
 around = read_environment()
@@ -39,10 +39,12 @@ def dying(method):
 pieces.PIECE_ELEMENTS = 1 << 14  # several pieces a step
 pieces.Stepper.step = dying(pieces.Stepper.step)
 reduce.Reduce._leave = dying(reduce.Reduce._leave)
+servers.ServersWay._push = dying(servers.ServersWay._push)
 torch.set_num_threads(1)
 net = training.build("mlp", torch.float64)
 rule = training.OPTIMIZERS[optimizer](net.parameters(), 0.05)
-model = gradtide.DataParallel(net, rule, share_parameters=None if share == "shared" else False)
+sync = gradtide.Servers("bsp") if share == "servers" else "auto"
+model = gradtide.DataParallel(net, rule, sync, share_parameters=False if share == "copies" else None)
 for _epoch in range(2):
     for x, y in gradtide.shard(list(training.batches(torch.float64, int(steps)))):
         functional.cross_entropy(model(x), y).backward()

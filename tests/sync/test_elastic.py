@@ -92,3 +92,13 @@ def test_without_being_asked_to_go_on_the_job_ends_and_says_who_died(tmp_path):
     code, output = run(tmp_path, ["--workers", "2"], [str(STEPS), "sgd", "shared", "1:0:9"])
     assert code == 128 + 9
     assert "worker 1 was killed by SIGKILL" in output
+
+
+def test_over_servers_a_worker_that_is_started_again_rejoins(tmp_path):
+    options = ["--workers", "2", "--servers", "2", "--max-restarts", "1"]
+    code, output = run(tmp_path, options, [str(STEPS), "momentum", "servers", "1:0:9"])
+    assert code == 0, output
+    assert "started again" in output
+    found = [np.load(tmp_path / f"{worker}.npz") for worker in range(2)]
+    for name in found[0].files:
+        assert np.array_equal(found[0][name], found[1][name])

@@ -42,6 +42,7 @@ class Job:
     size: int = 1
     store: str | None = None  # the address of the job's parameter servers, if it has any
     elastic: Elastic | None = None  # set when the job goes on without a worker that dies
+    incarnation: int = 0  # how often this worker was started again
     timeout_s: float = 60.0
     share: Share | None = None  # of the batch that is being worked on; None when nobody said
     batches: int = 0  # that `shard` has given so far
@@ -95,4 +96,4 @@ def current_job() -> Job:
         return Job(store=store)
     launch = around.launch
     elastic = Elastic(around.members, launch.job, launch.rank) if around.members else None
-    return Job(launch.rank, launch.size, store, elastic)
+    return Job(launch.rank, launch.size, store, elastic, around.incarnation)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradtide.errors import ConfigError, PeerTimeout
+from gradtide.errors import ConfigError, PeerLost, PeerTimeout
 from gradtide.events import Emit, GradientsSynchronised, Waiting
 from gradtide.handle import Handle
 from gradtide.store import Store, connect, update
@@ -67,9 +67,9 @@ class ServersWay:
             )
         who = "the servers step" if self._servers_step else f"the workers step ({_why_not(trained)})"
         self.reason = f"servers at {address}, {servers.mode}; {who}"
-        self._store: Store = connect(
-            address, worker=job.rank, workers=job.size, consistency=consistency, secret_file=servers.secret_file
-        )
+        self._store = self._connect(address, consistency, servers.secret_file)
+        if job.incarnation and servers.mode != "async":
+            job.behind = max(0, self._store.step - 1)  # it begins with the first round that it is in
         self._values = {n: p.detach() for n, p in zip(trained.names, trained.parameters, strict=True)}
         self._buffers = {f"buffer {name}": buffer for name, buffer in trained.buffers}
         self._gradients = {} if self._servers_step else {n: torch.zeros_like(v) for n, v in self._values.items()}
@@ -84,6 +84,19 @@ class ServersWay:
         except BaseException:
             self._store.close()
             raise
+
+    def _connect(self, address: str, consistency: str, secret_file: str | Path | None) -> Store:
+        """One that was started again is refused while the lease of the one that died still runs."""
+        job, deadline_s = self._job, time.monotonic() + self._job.timeout_s
+        while True:
+            try:
+                return connect(
+                    address, worker=job.rank, workers=job.size, consistency=consistency, secret_file=secret_file
+                )
+            except PeerLost:
+                if not job.incarnation or time.monotonic() > deadline_s:
+                    raise
+                time.sleep(_LOOK_S)
 
     # --- a gradient's way ---
 
