@@ -11,6 +11,8 @@ allreduce.py       collectives against Gloo, Open MPI and MPICH
 allreduce_peer.py  a rank of gradtide's or Gloo's
 allreduce_mpi.py   a rank of MPI's
 mpi_launch.py      how MPI's ranks are started
+staleness.py       time to accuracy through servers in bsp, bounded and async, when workers are not equally fast
+staleness_peer.py  a worker of these
 store.py           the store against a bare pair of sockets, copy_, Redis and a Ray actor
 store_peer.py      one of these, in a process of its own
 recovery.py        from a kill to the next step, against torchrun

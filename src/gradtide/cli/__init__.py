@@ -1,17 +1,19 @@
 """The command line, one file a command.
 
-app.py         puts the commands together; turns our errors into one line and exit code 2
-train.py       trains a model, shows it live, keeps what it saw
-run.py         starts a script on several workers of this machine
-plan.py        which synchronisation is best on these links, and why
-plan_sizes.py  which one wins from which size on
-topology.py    lists, shows, checks and probes topologies
-serve.py       a server or the coordinator of a store, on any machine
-store.py       looks inside a running store
-status.py      how a store is, and what is wrong when a job hangs
-chaos.py       the store under fire: real processes that are killed, or simulated ones
-bench.py       gradtide beside its peers
-doctor.py      what this machine has, and what that means
+app.py            puts the commands together; turns our errors into one line and exit code 2
+train.py          trains a model, shows it live, keeps what it saw
+train_workers.py  the same on several workers: starts them
+train_report.py   ... shows how far they are, and what came of it
+run.py            starts a script on several workers of this machine
+plan.py           which synchronisation is best on these links, and why
+plan_sizes.py     which one wins from which size on
+topology.py       lists, shows, checks and probes topologies
+serve.py          a server or the coordinator of a store, on any machine
+store.py          looks inside a running store
+status.py         how a store is, and what is wrong when a job hangs
+chaos.py          the store under fire: real processes that are killed, or simulated ones
+bench.py          gradtide beside its peers
+doctor.py         what this machine has, and what that means
 """
 
 from gradtide.cli.app import main

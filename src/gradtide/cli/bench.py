@@ -168,3 +168,42 @@ def recovery(
     content = {"machine": describe_machine().as_dict(), "results": [asdict(row) for row in results]}
     path.write_text(json.dumps(content, indent=2) + "\n")
     Console().print(f"written: {path}", soft_wrap=True)
+
+
+@bench.command()
+def staleness(
+    seeds: Annotated[str, typer.Option(help="With commas; each takes nine runs")] = "0,1,2",
+    steps: Annotated[int, typer.Option(help="Of each worker, in each run")] = 350,
+    output: Annotated[
+        Path | None, typer.Option(help="JSON file to add to  [default: runs/bench-staleness.json]")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Where to draw the curves  [default: beside the JSON file]")] = None,
+) -> None:
+    """Time to 80 % on Fashion-MNIST through servers: bsp, bounded:4 and async, when workers are not equally fast."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from gradtide.bench import report
+    from gradtide.bench.staleness import GOAL, TITLES, bench_staleness, draw, keep, table
+    from gradtide.errors import ConfigError
+
+    chosen = [seed.strip() for seed in seeds.split(",")]
+    if not all(seed.isdecimal() for seed in chosen) or steps < 1:
+        raise ConfigError(
+            f"--seeds {seeds!r} --steps {steps} makes no sense; write seeds with commas, and 1 step or more"
+        )
+    path = output or Path("runs") / "bench-staleness.json"
+    report.check_output(path)
+    with Console(stderr=True).status("starting") as status:
+        for result in bench_staleness([int(seed) for seed in chosen], steps, status.update):
+            results = keep(path, result)
+    shown = Table(title=f"seconds to a test accuracy of {GOAL:.0%}")
+    for heading in ("", "mode", "mean", "min", "max", "reached"):
+        shown.add_column(heading, justify="right")
+    for line in table(results):
+        seconds = [f"{line[name]:.1f}" if name in line else "-" for name in ("mean_s", "min_s", "max_s")]
+        shown.add_row(TITLES[line["weather"]], line["mode"], *seconds, f"{line['reached']} of {line['runs']}")
+    Console().print(shown)
+    picture = plot or path.with_suffix(".png")
+    draw(results, picture)
+    Console().print(f"written: {path}, {picture}", soft_wrap=True)

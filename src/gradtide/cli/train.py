@@ -6,39 +6,38 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 from gradtide.events import BatchDone, EpochDone, Event
 
 if TYPE_CHECKING:
     from gradtide.train.meter import Totals
     from gradtide.train.record import RunFolder
+    from gradtide.train.settings import Settings
 
 __all__ = ["train"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """What the options say, apart from the devices: the runs that are compared share it."""
-
-    model: str
-    data: str
-    data_dir: Path | None
-    fit: dict[str, Any]
-    show_progress: bool
 
 
 def train(
     model: Annotated[str, typer.Option(help="lenet, or mlp (20 million parameters)")] = "lenet",
     data: Annotated[str, typer.Option(help="digits (embedded) or fashion-mnist")] = "digits",
     data_dir: Annotated[Path | None, typer.Option(help="Folder with the four Fashion-MNIST files")] = None,
-    devices: Annotated[str, typer.Option(help="How many, or which: 2, or cuda:0,cuda:1")] = "2",
+    devices: Annotated[
+        str | None, typer.Option(help="How many, or which: 2, or cuda:0,cuda:1  [default: 2, or 1 for each worker]")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Train on so many processes, each with its devices")] = None,
+    servers: Annotated[int, typer.Option(help="Processes that hold the parameters, for the workers")] = 0,
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            help="How workers synchronise: auto, ring, ..., or with --servers bsp, bounded:2, async  "
+            "[default: auto, with servers bsp]"
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over all devices")] = 256,
     lr: Annotated[float, typer.Option(help="Learning rate of SGD")] = 0.2,
     epochs: Annotated[int, typer.Option(help="Passes over the training data")] = 10,
@@ -61,48 +60,58 @@ def train(
     output: Annotated[Path, typer.Option(help="Where runs are kept")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON, and nothing else")] = False,
 ) -> None:
-    """Train LeNet or an MLP on several devices; writes metrics.jsonl and curve.png to runs/NAME/."""
+    """Train LeNet or an MLP on several devices or workers; writes metrics.jsonl and curve.png to runs/NAME/."""
     if warmup_epochs is None:
         warmup_epochs = 1.0 if lr_scaling != "none" else 0.0
     if lr_scaling != "none" and not scale_batch:
         raise ConfigError("--lr-scaling follows the batch, which only --scale-batch lets grow; give both or neither")
     if name is not None and (not name or "/" in name or name in (".", "..")):
         raise ConfigError(f"--name {name!r} must be a plain folder name; use --output for where it goes")
-    settings = _Settings(
-        model,
-        data,
-        data_dir,
-        {
-            "batch_size": batch_size,
-            "lr": lr,
-            "epochs": epochs,
-            "strategy": strategy,
-            "scale_batch": scale_batch,
-            "lr_scaling": lr_scaling,
-            "warmup_epochs": warmup_epochs,
-            "sync_batch_norm": sync_batch_norm,
-            "seed": seed,
-        },
-        show_progress=not as_json,
-    )
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    _train_and_report(settings, devices, baseline, output / (name or f"{model}-{data}-{stamp}"), as_json)
+    options = {
+        "batch_size": batch_size,
+        "lr": lr,
+        "epochs": epochs,
+        "strategy": strategy,
+        "scale_batch": scale_batch,
+        "lr_scaling": lr_scaling,
+        "warmup_epochs": warmup_epochs,
+        "sync_batch_norm": sync_batch_norm,
+        "seed": seed,
+    }
+    path = output / (name or f"{model}-{data}-{time.strftime('%Y%m%d-%H%M%S')}")
+    where = None if data_dir is None else str(data_dir)
+    if workers is None and (servers or sync is not None):
+        given = "--servers" if servers else f"--sync {sync}"
+        raise ConfigError(f"{given} is for training on several processes; say how many, as in --workers 2")
+    if workers is not None and (baseline or sync_batch_norm):
+        given = "--baseline compares" if baseline else "--sync-batch-norm is over"
+        raise ConfigError(f"{given} devices of one process; leave it out, or leave out --workers")
+    asked: dict[str, Any] = {"model": model, "data": data, "data_dir": where, "fit": options}
+    if workers is None:
+        from gradtide.train.settings import Settings
+
+        _train_and_report(Settings(**asked, devices=devices or "2"), baseline, path, as_json)
+    else:
+        from gradtide.cli.train_workers import choose_sync, train_with_workers
+
+        asked |= {"devices": devices or "1", "sync": choose_sync(sync, servers), "folder": str(path)}
+        train_with_workers(asked, workers, servers, as_json)
 
 
-def _train_and_report(settings: _Settings, devices: str, baseline: bool, path: Path, as_json: bool) -> None:
+def _train_and_report(settings: "Settings", baseline: bool, path: Path, as_json: bool) -> None:
     from gradtide.parallel import find_devices
     from gradtide.train.record import RunFolder, draw_curve, read_metrics
 
-    found = [device.name for device in find_devices(devices)]
+    found = [device.name for device in find_devices(settings.devices)]
     runs = [found] + ([found[:1]] if baseline and len(found) > 1 else [])
-    datasets = _load(settings)
+    datasets = settings.load()
     folder = RunFolder(path)
     results: dict[str, Totals] = {}
     try:
         for names in runs:
             title = f"{len(names)} device{'s' if len(names) > 1 else ''}"
             with _share_of_the_cores(len(found) if names is not runs[0] else 1):
-                results[title] = _one_run(settings, names, title, datasets, folder)
+                results[title] = _one_run(settings, names, title, datasets, folder, show=not as_json)
     except KeyboardInterrupt:
         folder.close()
         kept = f"; the metrics so far are in {folder.metrics}" if folder.metrics.exists() else ""
@@ -131,23 +140,8 @@ def _share_of_the_cores(devices: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _load(settings: _Settings) -> tuple[Any, Any]:
-    """(train, test), each (inputs, targets)."""
-    if settings.data == "digits":
-        if settings.data_dir is not None:
-            raise ConfigError("--data-dir goes with --data fashion-mnist; the digits are embedded")
-        from gradtide.train.digits import load_digits
-
-        return load_digits()
-    if settings.data == "fashion-mnist":
-        from gradtide.train.fashion_mnist import fashion_mnist_folder, load_fashion_mnist
-
-        return load_fashion_mnist(fashion_mnist_folder(settings.data_dir, read_environment()))
-    raise ConfigError(f"unknown data {settings.data!r}; choose digits or fashion-mnist")
-
-
 def _one_run(
-    settings: _Settings, devices: list[str], title: str, datasets: tuple[Any, Any], folder: "RunFolder"
+    settings: "Settings", devices: list[str], title: str, datasets: tuple[Any, Any], folder: "RunFolder", *, show: bool
 ) -> "Totals":
     from gradtide.train.loop import fit
     from gradtide.train.meter import Meter
@@ -156,7 +150,7 @@ def _one_run(
     train_data, test_data = datasets
     model = build_model(settings.model, settings.fit["seed"])
     meter, record = Meter(), folder.observer(title)
-    with _Progress(title, len(train_data[0]) * settings.fit["epochs"], settings.show_progress) as progress:
+    with _Progress(title, len(train_data[0]) * settings.fit["epochs"], show) as progress:
 
         def emit(event: Event) -> None:
             meter.observe(event)

@@ -37,7 +37,8 @@ class ForkServer:
 
     def run(self) -> Start | None:
         """Until the launcher is gone. In a worker it returns at once, with what the worker is to be."""
-        send(self.control, Ready())
+        with contextlib.suppress(OSError):  # the launcher is gone already: the first read says so
+            send(self.control, Ready())
         while True:
             readable, _, _ = select.select([self.control.fileno(), self.wake.fd], [], [], self._until_next_deadline())
             self.wake.clear()

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -34,13 +35,13 @@ _SERVE = (
 class Launcher:
     """A job on this machine. Making it begins to load torch; `run` starts the workers and returns the exit code."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, output: Callable[[int, selectors.BaseSelector], Output] = Output) -> None:
         self.spec, self.job = spec, Job(spec.workers, spec.needed, spec.max_restarts)
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._reports, reports = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._reports.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._output = Output(spec.workers, self._selector)
+        self._output = output(spec.workers, self._selector)
         self._registrar = Registrar(spec.name, self._selector) if spec.elastic else None
         self._port = free_port()
         self._variables: dict[str, str] = {}

@@ -5,7 +5,7 @@ replicas.py       a copy of the model on each device, with its gradients in one 
 batches.py        one batch cut into a shard a device
 randomness.py     a random generator a device, for models that draw numbers in forward
 batch_norm.py     batch normalisation over the shards of all devices
-step.py           one step: forward, backward, synchronise, update
+step.py           one step: forward, backward, synchronise, update; alone or with other workers
 
 And on many processes:
 
@@ -20,7 +20,7 @@ from gradtide.parallel.batch_norm import share_batch_norm
 from gradtide.parallel.batches import Shard, split_batch
 from gradtide.parallel.devices import Device, DevicePool, find_devices
 from gradtide.parallel.replicas import Replica, replicate
-from gradtide.parallel.step import BatchResult, train_batch
+from gradtide.parallel.step import BatchResult, train_batch, train_part
 
 if TYPE_CHECKING:
     from gradtide.parallel.data_parallel import DataParallel
@@ -39,6 +39,7 @@ __all__ = [
     "share_batch_norm",
     "split_batch",
     "train_batch",
+    "train_part",
 ]
 
 _LAZY = {  # they bring in numba and the store, which the devices of one process don't need

@@ -1,5 +1,6 @@
 """Loss and accuracy on all devices at once."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,12 @@ class Evaluation:
     loss: float  # mean over the samples
     accuracy: float | None  # None where the targets are not classes
     samples: int
+
+    @classmethod
+    def of(cls, summed_loss: float, correct: int | None, samples: int) -> "Evaluation":
+        if samples == 0:  # a worker may have got none
+            return cls(math.nan, None if correct is None else math.nan, 0)
+        return cls(summed_loss / samples, None if correct is None else correct / samples, samples)
 
 
 def evaluate(
@@ -63,7 +70,7 @@ def evaluate_replicas(replicas: Sequence[Replica], source: Source, loss_fn: Loss
     finally:
         for replica, training in zip(replicas, was_training, strict=True):
             replica.module.train(training)
-    return Evaluation(total / samples, correct / samples if classes else None, samples)
+    return Evaluation.of(total, correct if classes else None, samples)
 
 
 def _share_buffers(replicas: Sequence[Replica]) -> None:

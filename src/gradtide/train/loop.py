@@ -1,14 +1,16 @@
-"""fit: a whole training run on several devices."""
+"""fit: a whole training run on several devices, alone or with other workers."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from gradtide.environment import read_environment
 from gradtide.errors import ConfigError, DataError
 from gradtide.events import BatchDone, BatchStarted, Emit, EpochDone, ignore
 from gradtide.parallel import (
@@ -23,12 +25,15 @@ from gradtide.parallel import (
     train_batch,
 )
 from gradtide.parallel.randomness import DeviceRandom, seed_devices
-from gradtide.parallel.step import LossFn, check_strategy
-from gradtide.train.evaluate import evaluate_replicas
+from gradtide.parallel.step import BatchResult, LossFn, check_strategy
+from gradtide.train.evaluate import Evaluation, evaluate_replicas
 from gradtide.train.rates import Rates
 from gradtide.train.source import Source, as_source, read_ahead
 
-__all__ = ["History", "fit"]
+if TYPE_CHECKING:
+    from gradtide.sync import Job, Servers
+
+__all__ = ["History", "Run", "check_batch", "check_options", "fit", "make_optimizer"]
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 
@@ -55,6 +60,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     loss: LossFn = functional.cross_entropy,
     optimizer: str | OptimizerFactory = "SGD",
     strategy: str = "sharded",
+    sync: "str | Servers" = "auto",
     scale_batch: bool = False,
     lr_scaling: str = "none",
     warmup_epochs: float = 0.0,
@@ -68,31 +74,61 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     size). `batch_size` is that of all devices together; with `scale_batch`, that of each, and `lr_scaling` and
     `warmup_epochs` say what becomes of the learning rate. `loss` gives the mean over the samples. `optimizer` is the
     name of a torch.optim class or a function from parameters to an optimizer. `emit` is called with every event.
+
+    In a job (gradtide run, torchrun) all workers train one model, each with its part of every batch, and `sync` says
+    how, as for `DataParallel`; "all devices" then are those of all workers.
     """
-    found = find_devices(devices)
-    growth = len(found) if scale_batch else 1
+    found, job = find_devices(devices), _job(sync)
+    everywhere = len(found) * (job.size if job else 1)
+    growth = everywhere if scale_batch else 1
+    check_options(epochs, scale_batch, lr_scaling)
+    rates = Rates(lr, lr_scaling, growth, warmup_epochs)
+    if scale_batch and isinstance(train_data, torch.utils.data.DataLoader):
+        raise ConfigError("scale_batch can't change a DataLoader's batch size; give the loader the larger one")
+    check_strategy(strategy, len(found))
+    source = as_source(train_data, batch_size * growth, seed)
+    tests = None if test_data is None else as_source(test_data, max(1024, batch_size), shuffle=False)
+    check_batch(source.batch_size, everywhere)
+    with DevicePool(found) as pool:
+        run = _kind_of_run(job, sync, emit)(model, found, pool, loss, strategy, sync_batch_norm, seed)
+        run.start(lambda module: make_optimizer(optimizer, module, lr))
+        try:
+            return run.train(source, tests, epochs, rates, emit)
+        finally:  # an interrupted run leaves what it learnt
+            run.close()
+            model.load_state_dict(run.replicas[0].module.state_dict())
+
+
+def check_options(epochs: int, scale_batch: bool, lr_scaling: str) -> None:
     if lr_scaling != "none" and not scale_batch:
         raise ConfigError("lr_scaling follows the batch, which only scale_batch lets grow; give both or neither")
     if epochs < 1:
         raise ConfigError(f"{epochs} epochs; it must be 1 or more")
-    if scale_batch and isinstance(train_data, torch.utils.data.DataLoader):
-        raise ConfigError("scale_batch can't change a DataLoader's batch size; give the loader the larger one")
-    check_strategy(strategy, len(found))
-    rates = Rates(lr, lr_scaling, growth, warmup_epochs)
-    source = as_source(train_data, batch_size * growth, seed)
-    tests = None if test_data is None else as_source(test_data, max(1024, batch_size), shuffle=False)
-    if source.batch_size is not None and source.batch_size < len(found):
+
+
+def check_batch(batch_size: int | None, devices: int) -> None:
+    if batch_size is not None and batch_size < devices:
         raise ConfigError(
-            f"{len(found)} devices but only {source.batch_size} samples in a batch; "
-            "use a larger batch size or fewer devices"
+            f"{devices} devices but only {batch_size} samples in a batch; use a larger batch size or fewer devices"
         )
-    with DevicePool(found) as pool:
-        run = _Run(model, found, pool, loss, strategy, sync_batch_norm, seed)
-        run.optimizers = [make_optimizer(optimizer, replica.module, lr) for replica in run.replicas]
-        try:
-            return run.train(source, tests, epochs, rates, emit)
-        finally:  # an interrupted run leaves what it learnt
-            model.load_state_dict(run.replicas[0].module.state_dict())
+
+
+def _job(sync: "str | Servers") -> "Job | None":
+    """The job to train in; None for one process that trains alone."""
+    if isinstance(sync, str) and read_environment().launch is None:
+        return None
+    from gradtide.sync import current_job
+
+    job = current_job()
+    return None if isinstance(sync, str) and job.size == 1 else job
+
+
+def _kind_of_run(job: "Job | None", sync: "str | Servers", emit: Emit) -> "Callable[..., Run]":
+    if job is None:
+        return Run
+    from gradtide.train.together.run import RunTogether  # brings in numba and the store
+
+    return partial(RunTogether, (job, sync, emit))
 
 
 def make_optimizer(wanted: str | OptimizerFactory, module: nn.Module, lr: float) -> torch.optim.Optimizer:
@@ -111,7 +147,7 @@ def make_optimizer(wanted: str | OptimizerFactory, module: nn.Module, lr: float)
     return made
 
 
-class _Run:
+class Run:
     """The state of one run: replicas, their optimizers and generators."""
 
     def __init__(
@@ -134,6 +170,9 @@ class _Run:
         # Watches the first batch; stays only if the model drew random numbers, since it costs time at every operation.
         self.randomness: list[DeviceRandom | None] | None = seed_devices(devices, seed)
 
+    def start(self, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+        self.optimizers = [make(replica.module) for replica in self.replicas]
+
     def train(self, source: Source, tests: Source | None, epochs: int, rates: Rates, emit: Emit) -> History:
         history, step = History(), 0
         batches = source.batches
@@ -144,16 +183,7 @@ class _Run:
                 done = epoch - 1 + (in_epoch / batches if batches else 0.0)
                 self._set_rate(rates.at(done))
                 emit(BatchStarted())
-                result = train_batch(
-                    self.replicas,
-                    self.optimizers,
-                    shards,
-                    self.loss_fn,
-                    self.pool,
-                    self.strategy,
-                    self.randomness,
-                    emit,
-                )
+                result = self._step(shards, emit)
                 if step == 0 and self.randomness and not any(r and r.draws for r in self.randomness):
                     self.randomness = None
                 step, in_epoch, samples = step + 1, in_epoch + 1, samples + result.samples
@@ -164,13 +194,29 @@ class _Run:
                     raise DataError(
                         f"the loss is {result.loss} at step {step}; lower the learning rate or look at the data"
                     )
-            if samples == 0:
+            if in_epoch == 0:
                 raise DataError(f"epoch {epoch} had no batch; an iterable source must give its samples anew each epoch")
             batches = in_epoch
-            history.loss.append(summed / samples)
-            history.accuracy.append(correct / samples if classes else None)
-            self._evaluate(tests, epoch, history, emit)
+            seen = self._gather(Evaluation.of(summed, correct if classes else None, samples))
+            history.loss.append(seen.loss)
+            history.accuracy.append(seen.accuracy)
+            self._test(tests, epoch, history, emit)
         return history
+
+    def close(self) -> None:
+        """Afterwards the first replica has what was learnt."""
+
+    def _step(self, shards: list[Shard], emit: Emit) -> BatchResult:
+        return train_batch(
+            self.replicas,
+            self.optimizers,
+            shards,
+            self.loss_fn,
+            self.pool,
+            self.strategy,
+            self.randomness,
+            emit,
+        )
 
     def _shards(self, source: Source, epoch: int) -> Iterator[list[Shard]]:
         devices = [replica.device for replica in self.replicas]
@@ -181,11 +227,18 @@ class _Run:
             for group in optimizer.param_groups:
                 group["lr"] = lr
 
-    def _evaluate(self, tests: Source | None, epoch: int, history: History, emit: Emit) -> None:
-        if tests is None:
+    def _gather(self, seen: Evaluation) -> Evaluation:
+        """What all that train together have seen."""
+        return seen
+
+    def _evaluate(self, tests: Source) -> Evaluation | None:
+        return evaluate_replicas(self.replicas, tests, self.loss_fn, self.pool)
+
+    def _test(self, tests: Source | None, epoch: int, history: History, emit: Emit) -> None:
+        seen = self._evaluate(tests) if tests else None
+        if seen is None:
             emit(EpochDone(epoch, None, None))
             return
-        seen = evaluate_replicas(self.replicas, tests, self.loss_fn, self.pool)
         history.test_loss.append(seen.loss)
         history.test_accuracy.append(seen.accuracy)
         emit(EpochDone(epoch, seen.loss, seen.accuracy))

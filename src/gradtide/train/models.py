@@ -7,7 +7,7 @@ from torch import nn
 
 from gradtide.errors import ConfigError
 
-__all__ = ["MODELS", "build_model", "lenet", "mlp"]
+__all__ = ["MODELS", "build_model", "check_model", "lenet", "mlp"]
 
 
 def lenet() -> nn.Module:
@@ -41,10 +41,14 @@ def mlp() -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {"lenet": lenet, "mlp": mlp}
 
 
-def build_model(name: str, seed: int) -> nn.Module:
-    """A model by name; the same seed gives the same first parameters."""
+def check_model(name: str) -> None:
     if name not in MODELS:
         raise ConfigError(f"unknown model {name!r}; choose one of {', '.join(MODELS)}")
+
+
+def build_model(name: str, seed: int) -> nn.Module:
+    """A model by name; the same seed gives the same first parameters."""
+    check_model(name)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return MODELS[name]()

@@ -43,16 +43,16 @@ class RunFolder:
             if isinstance(event, BatchDone):
                 accuracy = None if event.correct is None else event.correct / event.samples
                 line = {"epoch": event.epoch, "step": event.step, "loss": event.loss, "accuracy": accuracy}
-                self._write({"run": run, "kind": "batch", "seconds": seconds, **line, "lr": event.lr})
+                self.write({"run": run, "kind": "batch", "seconds": seconds, **line, "lr": event.lr})
             elif isinstance(event, EpochDone):
                 line = {"epoch": event.epoch, "test_loss": event.test_loss, "test_accuracy": event.test_accuracy}
-                self._write({"run": run, "kind": "epoch", "seconds": seconds, **line})
+                self.write({"run": run, "kind": "epoch", "seconds": seconds, **line})
 
         return observe
 
     def summary(self, run: str, figures: dict[str, Any]) -> None:
         """The last line of a run: its totals."""
-        self._write({"run": run, "kind": "summary", **figures})
+        self.write({"run": run, "kind": "summary", **figures})
 
     def _open(self) -> TextIO:
         try:
@@ -63,7 +63,7 @@ class RunFolder:
             raise OutputError(f"can't write {self.metrics} ({error.strerror}); choose another --output") from error
         return self._file
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def write(self, line: dict[str, Any]) -> None:
         try:
             self._open().write(json.dumps(line) + "\n")
         except OSError as error:

@@ -1,0 +1,86 @@
+"""What `gradtide train` is to train, and on what; plain data that a worker can be sent."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradtide.environment import read_environment
+from gradtide.errors import ConfigError
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the options say."""
+
+    model: str
+    data: str
+    data_dir: str | None  # where Fashion-MNIST's files are, if that was said
+    fit: dict[str, Any]  # what fit takes besides the model, the data and the devices
+    devices: str = "1"  # of each worker
+    sync: str = "auto"  # how workers synchronise; over servers, how strictly
+    folder: str = ""  # where workers write down what happens
+
+    @classmethod
+    def from_json(cls, text: str) -> "Settings":
+        return cls(**json.loads(text))
+
+    @property
+    def over_servers(self) -> bool:
+        return self.sync.partition(":")[0] in ("bsp", "bounded", "async")
+
+    def title(self, workers: int, servers: int) -> str:
+        """What such a run is called: `2 workers x 2 devices, 2 servers, bsp`."""
+        from gradtide.parallel import find_devices
+
+        devices = len(find_devices(self.devices))
+        parts = ["1 worker" if workers == 1 else f"{workers} workers"]
+        if devices > 1:
+            parts[0] += f" x {devices} devices"
+        if servers:
+            parts.append("1 server" if servers == 1 else f"{servers} servers")
+        return ", ".join([*parts, self.sync])
+
+    def check(self, workers: int) -> None:
+        """Raises what a worker would, before any is started; data that is not here yet is fetched once, for all."""
+        from gradtide.parallel import find_devices
+        from gradtide.parallel.step import check_strategy
+        from gradtide.train.loop import check_batch, check_options
+        from gradtide.train.models import check_model
+        from gradtide.train.rates import Rates
+
+        devices, options = len(find_devices(self.devices)), self.fit
+        check_model(self.model)
+        check_options(options["epochs"], options["scale_batch"], options["lr_scaling"])
+        growth = devices * workers if options["scale_batch"] else 1
+        Rates(options["lr"], options["lr_scaling"], growth, options["warmup_epochs"])
+        check_strategy(options["strategy"], devices)
+        if options["batch_size"] < 1:
+            raise ConfigError(f"batch size {options['batch_size']}; it must be 1 or more")
+        check_batch(options["batch_size"] * growth, devices * workers)
+        self._find_data()
+
+    def load(self) -> tuple[Any, Any]:
+        """(train, test), each (inputs, targets)."""
+        found = self._find_data()
+        if found is None:
+            from gradtide.train.digits import load_digits
+
+            return load_digits()
+        from gradtide.train.fashion_mnist import load_fashion_mnist
+
+        return load_fashion_mnist(found)
+
+    def _find_data(self) -> Path | None:
+        """Where Fashion-MNIST is; None for the digits, which are embedded."""
+        if self.data == "digits":
+            if self.data_dir is not None:
+                raise ConfigError("--data-dir goes with --data fashion-mnist; the digits are embedded")
+            return None
+        if self.data == "fashion-mnist":
+            from gradtide.train.fashion_mnist import fashion_mnist_folder
+
+            return fashion_mnist_folder(None if self.data_dir is None else Path(self.data_dir), read_environment())
+        raise ConfigError(f"unknown data {self.data!r}; choose digits or fashion-mnist")

@@ -1,0 +1,64 @@
+"""The lines of all workers as the metrics of one run, in the form that record.py writes for one process."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gradtide.events import BatchDone, EpochDone
+from gradtide.train.meter import Meter, Timed, Totals
+
+__all__ = ["first_s", "merge", "totals_of"]
+
+
+def first_s(logs: Iterable[Sequence[Timed]]) -> float:
+    """When the first worker began."""
+    return min((log[0].at_s for log in logs if log), default=0.0)
+
+
+def totals_of(log: Iterable[Timed]) -> Totals:
+    meter = Meter()
+    for timed in log:
+        meter.note(timed)
+    return meter.totals
+
+
+def merge(run: str, logs: Mapping[int, Sequence[Timed]]) -> list[dict[str, Any]]:
+    """A line a step, its loss weighed by the workers' samples, and a line an epoch; each when its last worker was."""
+    began_s = first_s(logs.values())
+    steps: dict[int, list[tuple[float, BatchDone]]] = defaultdict(list)
+    epochs: dict[int, list[tuple[float, EpochDone]]] = defaultdict(list)
+    for log in logs.values():
+        for at_s, event in log:
+            if isinstance(event, BatchDone):
+                steps[event.step].append((at_s - began_s, event))
+            elif isinstance(event, EpochDone):
+                epochs[event.epoch].append((at_s - began_s, event))
+    lines = [_batch(steps[step]) for step in sorted(steps)] + [_epoch(epochs[epoch]) for epoch in sorted(epochs)]
+    return [{"run": run, **line} for line in sorted(lines, key=lambda line: line["seconds"])]
+
+
+def _batch(parts: Sequence[tuple[float, BatchDone]]) -> dict[str, Any]:
+    seconds, events = max(at_s for at_s, _ in parts), [event for _, event in parts]
+    samples = sum(event.samples for event in events)
+    right = [event.correct for event in events if event.correct is not None]
+    return {
+        "kind": "batch",
+        "seconds": round(seconds, 6),
+        "epoch": events[0].epoch,
+        "step": events[0].step,
+        "loss": sum(event.loss * event.samples for event in events) / samples if samples else None,
+        "accuracy": sum(right) / samples if samples and len(right) == len(events) else None,
+        "lr": events[0].lr,
+    }
+
+
+def _epoch(parts: Sequence[tuple[float, EpochDone]]) -> dict[str, Any]:
+    tested = [(at_s, event) for at_s, event in parts if event.test_loss is not None] or parts
+    seconds, event = max(tested, key=lambda part: part[0])
+    return {
+        "kind": "epoch",
+        "seconds": round(seconds, 6),
+        "epoch": event.epoch,
+        "test_loss": event.test_loss,
+        "test_accuracy": event.test_accuracy,
+    }
