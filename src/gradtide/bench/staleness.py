@@ -22,7 +22,7 @@ __all__ = ["GOAL", "MODES", "TITLES", "Result", "bench_staleness", "draw", "keep
 
 MODES = ("bsp", "bounded:4", "async")
 WORKERS, SERVERS = 2, 2
-BATCH_SIZE, LR = 512, 0.1
+BATCH_SIZE, LR = 2048, 0.2
 TITLES = {"calm": "nothing slows anybody", "slow": "worker 1 at a third of its speed", "stalls": "random stalls"}
 _COLOURS = {"bsp": "#0072b2", "bounded:4": "#e69f00", "async": "#009e73"}
 
