@@ -195,6 +195,8 @@ class Run:
                         f"the loss is {result.loss} at step {step}; lower the learning rate or look at the data"
                     )
             if in_epoch == 0:
+                if self._missed():
+                    continue
                 raise DataError(f"epoch {epoch} had no batch; an iterable source must give its samples anew each epoch")
             batches = in_epoch
             seen = self._gather(Evaluation.of(summed, correct if classes else None, samples))
@@ -221,6 +223,10 @@ class Run:
     def _shards(self, source: Source, epoch: int) -> Iterator[list[Shard]]:
         devices = [replica.device for replica in self.replicas]
         return read_ahead(split_batch(batch, devices) for batch in source.read(epoch))
+
+    def _missed(self) -> bool:
+        """Whether the epoch had batches, but none for us."""
+        return False
 
     def _set_rate(self, lr: float) -> None:
         for optimizer in self.optimizers:

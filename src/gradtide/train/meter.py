@@ -21,7 +21,7 @@ __all__ = ["PHASES", "Meter", "Span", "Timed", "Totals", "spans"]
 # What a worker does, in the order of a step; evaluating comes between epochs.
 PHASES = ("compute", "push", "wait", "update", "data", "evaluate")
 
-# From each event on it does this.
+# From each event on it does this; other events change nothing.
 _FROM: dict[type[Event], str] = {
     BatchStarted: "compute",
     GradientsReady: "push",
@@ -53,6 +53,8 @@ def spans(events: Iterable[Timed]) -> Iterator[Span]:
     open_: Span | None = None
     before: Timed | None = None
     for timed in events:
+        if type(timed.event) not in _FROM:
+            continue
         if before is not None:
             phase = _phase(before.event, timed.event)
             if open_ is not None and open_.phase != phase:
@@ -116,6 +118,8 @@ class Meter:
     def note(self, timed: Timed) -> None:
         """An event that came at a known time."""
         totals, event = self.totals, timed.event
+        if type(event) not in _FROM:
+            return
         if self._last is not None:
             name = f"{_phase(self._last.event, event)}_s"
             setattr(totals, name, getattr(totals, name) + timed.at_s - self._last.at_s)

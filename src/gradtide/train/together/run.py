@@ -11,7 +11,6 @@ from gradtide.events import Emit, Event, ParametersUpdated
 from gradtide.parallel import DataParallel, Device, DevicePool, Shard, shard, split_batch, train_part
 from gradtide.parallel.step import BatchResult, LossFn, spread_parameters
 from gradtide.sync import Job, Servers
-from gradtide.sync.job import Share
 from gradtide.train.evaluate import Evaluation, evaluate_replicas
 from gradtide.train.loop import Run
 from gradtide.train.source import Batch, Source, read_ahead
@@ -41,6 +40,7 @@ class RunTogether(Run):
             )
         self._job, self._sync, self._emit = joined
         self._seed, own_seed = seed, seed * self._job.size + self._job.rank  # workers draw different random numbers
+        self._before = 0  # batches before this epoch
         super().__init__(model, devices, pool, loss_fn, strategy, False, own_seed)
 
     def start(self, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
@@ -54,19 +54,16 @@ class RunTogether(Run):
         self.model.close()
 
     def _shards(self, source: Source, epoch: int) -> Iterator[list[Shard]]:
+        """Whole batches are read ahead, and cut here: when a worker dies, `shard` cuts for those who are left."""
         devices = [replica.device for replica in self.replicas]
-        ahead = Job(self._job.rank, self._job.size)  # where `shard` notes the shares of batches that are read ahead
-        batches = _alike(source.read(epoch), self._seed * 1_000_003 + epoch)
+        batches = read_ahead(_alike(source.read(epoch), self._seed * 1_000_003 + epoch))
+        self._before = self._job.batches
+        for batch in shard(batches, job=self._job):
+            yield split_batch(batch, devices)
 
-        def parts() -> Iterator[tuple[list[Shard], Share | None]]:
-            for batch in shard(batches, job=ahead):
-                yield split_batch(batch, devices), ahead.share
-
-        try:
-            for shards, self._job.share in read_ahead(parts()):
-                yield shards
-        finally:
-            self._job.share = None
+    def _missed(self) -> bool:
+        """A worker that is started again comes to epochs that the others have done without it."""
+        return self._job.batches > self._before
 
     def _step(self, shards: list[Shard], emit: Emit) -> BatchResult:
         result = train_part(
