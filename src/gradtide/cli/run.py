@@ -28,6 +28,7 @@ def run(
         typer.Option(help="Of each worker  [default: OMP_NUM_THREADS, or an even share]", show_default=False),
     ] = None,
     grace_s: Annotated[float, typer.Option("--grace", help="Seconds between a signal and SIGKILL")] = 1.5,
+    preload: Annotated[bool, typer.Option(help="Load torch once, for all workers, before they start")] = True,
     is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as with python -m")] = False,
 ) -> None:
     """Run a script on several workers of this machine: gradtide run --workers 4 script.py --lr 0.1"""
@@ -37,7 +38,7 @@ def run(
     target = Target(script, tuple(arguments or ()), is_module)
     spec = Spec(
         target=target, workers=workers, min_workers=min_workers, max_restarts=max_restarts, threads=threads,
-        grace_s=grace_s, preload="gradtide.collective.preload",
+        grace_s=grace_s, preload="gradtide.collective.preload" if preload else "",
     )  # fmt: skip
     check_spec(spec)
     if servers < 0:

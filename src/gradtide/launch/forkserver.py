@@ -23,6 +23,7 @@ from gradtide.launch.worker import live
 
 __all__ = ["main"]
 
+_LEAVE_S = 0.3  # what a worker has started may take so long to leave, Python's resource tracker for example
 _GONE_S = 2.0
 
 
@@ -33,7 +34,8 @@ class ForkServer:
     control: socket.socket
     wake: Wake = field(default_factory=Wake)
     ranks: dict[int, int] = field(default_factory=dict)  # of living workers, by pid
-    deadlines_s: dict[int, float] = field(default_factory=dict)  # when to kill a pid that was sent a signal
+    deadlines_s: dict[int, float] = field(default_factory=dict)  # when to kill a worker that was sent a signal, by pid
+    leaving_s: dict[int, float] = field(default_factory=dict)  # when to kill what a gone worker left, by its old pid
 
     def run(self) -> Start | None:
         """Until the launcher is gone. In a worker it returns at once, with what the worker is to be."""
@@ -76,36 +78,47 @@ class ForkServer:
             self.deadlines_s[pid] = min(deadline_s, self.deadlines_s.get(pid, deadline_s))
 
     def _until_next_deadline(self) -> float | None:
-        if not self.deadlines_s:
-            return None
-        return max(0.0, min(self.deadlines_s.values()) - time.monotonic())
+        deadlines_s = [*self.deadlines_s.values(), *self.leaving_s.values()]
+        return max(0.0, min(deadlines_s) - time.monotonic()) if deadlines_s else None
 
     def _kill_the_late(self) -> None:
-        for pid in [pid for pid, deadline_s in self.deadlines_s.items() if deadline_s <= time.monotonic()]:
+        now_s = time.monotonic()
+        for pid in [pid for pid, deadline_s in self.deadlines_s.items() if deadline_s <= now_s]:
             os.kill(pid, signal.SIGKILL)
             del self.deadlines_s[pid]
+        for group in [group for group, deadline_s in self.leaving_s.items() if deadline_s <= now_s]:
+            for pid in _children():  # orphans are ours now, so none of these numbers can be somebody else's
+                with contextlib.suppress(PermissionError):
+                    if os.getpgid(pid) == group:
+                        os.kill(pid, signal.SIGKILL)
+            del self.leaving_s[group]
 
     def _bury(self) -> None:
-        """Tells who has ended, and ends what they had started. Orphans that became ours are buried as well."""
+        """Tells who has ended, and asks what they had started to leave. Orphans that became ours are buried as well."""
         while found := _someone_dead():
             pid, status = found
-            if pid in self.ranks:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)  # not yet reaped, so the number is still its own
-            os.waitpid(pid, 0)
-            self.deadlines_s.pop(pid, None)
             rank = self.ranks.pop(pid, None)
             if rank is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # died early; is another user's now
+                    os.killpg(pid, signal.SIGTERM)  # not yet reaped, so the number is still its own
+                self.leaving_s[pid] = time.monotonic() + _LEAVE_S
+                self.deadlines_s.pop(pid, None)
                 with contextlib.suppress(OSError):  # the launcher is gone: the next read says so
                     send(self.control, Ended(rank, status, time.monotonic()))
+            os.waitpid(pid, 0)
 
     def _end_everything(self) -> None:
-        """Kills until nobody is left: as parents die, their children become ours (become_reaper)."""
-        deadline_s = time.monotonic() + _GONE_S
-        while (children := {*self.ranks, *_children()}) and time.monotonic() < deadline_s:
-            for pid in children:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+        """Until nobody is left: as parents die, their children become ours (become_reaper)."""
+        started_s, asked = time.monotonic(), set[int]()
+        while (left := {*self.ranks, *_children()}) and time.monotonic() < started_s + _GONE_S:
+            late = time.monotonic() > started_s + _LEAVE_S
+            for pid in left:
+                with contextlib.suppress(PermissionError):
+                    if late or pid in self.ranks:
+                        os.kill(pid, signal.SIGKILL)
+                    elif pid not in asked:
+                        asked.add(pid)
+                        os.kill(pid, signal.SIGTERM)
             select.select([self.wake.fd], [], [], 0.02)
             self.wake.clear()
             self._bury()
@@ -139,6 +152,8 @@ def _load(module: str) -> None:
 def main(arguments: list[str]) -> None:
     """Arguments: two sockets' descriptors, the module to load, and the target. Returns when a worker's script does."""
     control, reports = (socket.socket(fileno=int(descriptor)) for descriptor in arguments[:2])
+    for one in (control, reports):
+        one.set_inheritable(False)  # what a script starts has no business with them
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     become_reaper()
     _load(arguments[2])

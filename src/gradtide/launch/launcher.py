@@ -165,11 +165,12 @@ class Launcher:
         """Hands the signal on at once, even if we are stuck writing to somebody who does not read."""
         if not self._running:
             raise SystemExit(128 + number)
-        repeated = bool(self.job.signalled)
+        grace_s = 0.0 if self.job.signalled else self.spec.grace_s
         self.job.interrupted(number)
+        self._output.give_up_s = time.monotonic() + grace_s
         if self._ready:
             sent = signal.SIGTERM if number == signal.SIGPIPE else number
-            self._forward(sent, tuple(range(self.spec.workers)), 0.0 if repeated else self.spec.grace_s)
+            self._forward(sent, tuple(range(self.spec.workers)), grace_s)
         else:
             self._server.kill()  # it is still loading; what it has made dies with it
 

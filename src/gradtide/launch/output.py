@@ -2,9 +2,11 @@
 
 import contextlib
 import fcntl
+import math
 import os
 import select
 import selectors
+import stat
 import time
 from dataclasses import dataclass
 
@@ -16,6 +18,7 @@ __all__ = ["Output"]
 _OUT, _ERR = 1, 2
 _PROGRESS_S = 1.0  # how often an unfinished progress bar is shown
 _CHUNK_BYTES = 1 << 18
+_WAIT_S = 0.1
 _PIPE_BYTES = 1 << 20  # instead of 64 KiB: a worker that writes much waits less often
 
 
@@ -32,10 +35,15 @@ class Output:
 
     def __init__(self, workers: int, selector: selectors.BaseSelector) -> None:
         self.reader_gone = False
+        self.give_up_s = math.inf  # when to stop waiting for somebody who does not read
         self._workers, self._selector = workers, selector
         self._pipes: dict[int, _Pipe] = {}
         self._next_progress_s = 0.0
         out, err = os.fstat(_OUT), os.fstat(_ERR)
+        self._pieces_bytes = {
+            to: _CHUNK_BYTES if stat.S_ISREG(found.st_mode) else select.PIPE_BUF
+            for to, found in ((_OUT, out), (_ERR, err))
+        }
         # One pipe for both keeps their order, where both go to the same place anyway.
         self._together = (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
 
@@ -108,12 +116,14 @@ class Output:
         self._pipes.clear()
 
     def _write(self, to: int, data: bytes) -> None:
-        view = memoryview(data)
+        """In pieces that a pipe takes whole or not at all: a reader that does not read must not hold us for ever."""
+        view, size = memoryview(data), self._pieces_bytes[to]
         try:
             while view and not self.reader_gone:
-                try:
-                    view = view[os.write(to, view) :]
-                except BlockingIOError:  # whoever started us made it so
-                    select.select([], [to], [])
+                if select.select([], [to], [], _WAIT_S)[1]:
+                    with contextlib.suppress(BlockingIOError):  # whoever started us made it so
+                        view = view[os.write(to, view[:size]) :]
+                elif time.monotonic() > self.give_up_s:
+                    self.reader_gone = True
         except OSError:  # a closed pipe, or a terminal that has hung up
             self.reader_gone = True
