@@ -25,7 +25,12 @@ def start(*arguments, command=("-m", "gradtide", "run"), **options):
 
 
 def finish(process):
-    out, err = process.communicate(timeout=LIMIT_S)
+    with process:
+        try:
+            out, err = process.communicate(timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
     return Outcome(process.returncode, (out or b"").decode(), (err or b"").decode())
 
 

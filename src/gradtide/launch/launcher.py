@@ -128,7 +128,6 @@ class Launcher:
                 assert isinstance(failure, Failure)
                 self._forward(0, (failure.rank,), _TIDY_S)
                 self._act(self.job.reported(failure))
-            self._selector.unregister(self._reports)  # nobody is left who could write
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:

@@ -1,8 +1,8 @@
 """A worker's life after the fork: it becomes what `python script.py args...` would be, and tells how it failed.
 
-What a fork shares and a fresh process would not is undone: environment, streams, random numbers of numpy (Python's own
-are seeded again by Python), `__main__`, `sys.argv` and `sys.path`. An exception that nobody caught goes to the launcher
-instead of standard error, without the frames of this file, so that the first failure can be shown first.
+What a fork shares and a fresh process would not is undone: environment, streams, random numbers of torch and numpy
+(Python's own are seeded again by Python), `__main__`, `sys.argv` and `sys.path`. An exception that nobody caught goes
+to the launcher instead of standard error, without the frames of this file, so that the first one can be shown first.
 """
 
 import contextlib
@@ -52,28 +52,34 @@ def _become_fresh(start: Start) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # else lines would wait until a pipe's worth of them is there
+    _draw_numbers_of_its_own()
+
+
+def _draw_numbers_of_its_own() -> None:
+    """A fresh process seeds these from the kernel as it loads them; after a fork all workers would draw the same."""
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # or all workers would draw the same "random" numbers
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
 
 
 def _run(target: Target) -> None:
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.argv = [target.name, *target.arguments]
+    attributes: dict[str, Any] = main.__dict__
     if target.is_module:
         _enter(os.getcwd())
         spec = _find(target.name)
         assert spec.origin is not None
-        sys.argv[0] = spec.origin
-        main.__spec__, main.__package__ = spec, spec.parent
-        loader = _Loader("__main__", spec.origin)
+        path = sys.argv[0] = spec.origin
+        attributes.update(__spec__=spec, __loader__=spec.loader, __package__=spec.parent, __cached__=spec.cached)
     else:
         _enter(os.path.dirname(os.path.realpath(target.name)))
-        loader = _Loader("__main__", os.path.join(os.getcwd(), target.name.removeprefix("./")))
-    attributes: dict[str, Any] = main.__dict__
-    attributes.update(__file__=loader.path, __cached__=None, __annotations__={}, __builtins__=sys.modules["builtins"])
-    attributes["__loader__"] = SourceFileLoader("__main__", loader.path)
-    loader.exec_module(main)
+        path = os.path.join(os.getcwd(), target.name)
+        attributes.update(__loader__=SourceFileLoader("__main__", path), __cached__=None)
+    attributes.update(__file__=path, __annotations__={}, __builtins__=sys.modules["builtins"])
+    _Loader("__main__", path).exec_module(main)
 
 
 def _enter(folder: str) -> None:
