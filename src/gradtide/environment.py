@@ -32,6 +32,7 @@ class Environment:
     incarnation: int = 0  # GRADTIDE_INCARNATION: how often this rank was started again
     elastic: bool = False  # GRADTIDE_ELASTIC: the job goes on when a worker dies
     members: str = ""  # GRADTIDE_MEMBERS: where to ask who works together then
+    min_workers: int = 1  # GRADTIDE_MIN_WORKERS: while so many live
     threads: int | None = None  # OMP_NUM_THREADS
     colour: bool = True  # unless NO_COLOR is set or TERM is dumb
 
@@ -47,6 +48,7 @@ def read_environment() -> Environment:
         incarnation=_number("GRADTIDE_INCARNATION", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         elastic=os.environ.get("GRADTIDE_ELASTIC") == "1",
         members=os.environ.get("GRADTIDE_MEMBERS", ""),
+        min_workers=_number("GRADTIDE_MIN_WORKERS", "1"),
         threads=int(threads) if threads.isdecimal() else None,
         colour=not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
     )

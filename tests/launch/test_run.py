@@ -147,14 +147,14 @@ def test_a_worker_that_dies_is_started_again_as_the_same_rank(script):
         import json, os, sys
         from gradtide.environment import read_environment
         found = read_environment()
-        print(json.dumps([found.launch.rank, found.incarnation, found.elastic]))
+        print(json.dumps([found.launch.rank, found.incarnation, found.elastic, found.min_workers]))
         if found.launch.rank == 1 and found.incarnation < 2:
             sys.exit(9)
     """)
     done = run(*FAST, "--workers", 2, "--max-restarts", 2, path)
     assert done.code == 0
-    assert [json.loads(line) for line in lines_of(done.out, 1)] == [[1, 0, True], [1, 1, True], [1, 2, True]]
-    assert [json.loads(line) for line in lines_of(done.out, 0)] == [[0, 0, True]]
+    assert [json.loads(line) for line in lines_of(done.out, 1)] == [[1, n, True, 2] for n in range(3)]
+    assert [json.loads(line) for line in lines_of(done.out, 0)] == [[0, 0, True, 2]]
     assert "restart 2 of 2" in done.err
     assert run(*FAST, "--workers", 2, "--max-restarts", 1, path).code == 9
 

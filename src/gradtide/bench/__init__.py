@@ -17,4 +17,6 @@ store.py           the store against a bare pair of sockets, copy_, Redis and a 
 store_peer.py      one of these, in a process of its own
 recovery.py        from a kill to the next step, against torchrun
 recovery_peer.py   a rank under torchrun
+launch.py          how soon workers are ready, against torchrun and Ray
+launch_peer.py     a worker that says so
 """

@@ -207,3 +207,29 @@ def staleness(
     picture = plot or path.with_suffix(".png")
     draw(results, picture)
     Console().print(f"written: {path}, {picture}", soft_wrap=True)
+
+
+@bench.command()
+def launch(
+    workers: Annotated[int, typer.Option(help="Processes to start")] = 2,
+    rounds: Annotated[int, typer.Option(help="Every launcher starts once a round; the median counts")] = 5,
+    output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-launch-TIME.json]")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table")] = False,
+) -> None:
+    """How soon workers have torch loaded and found each other: gradtide run, torchrun and, where installed, Ray."""
+    from rich.console import Console
+
+    from gradtide.bench import report
+    from gradtide.bench.launch import bench_launch, content, show
+
+    path = output or Path("runs") / f"bench-launch-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    report.check_output(path)
+    with Console(stderr=True).status("starting") as status:
+        figures = bench_launch(workers, rounds, status.update)
+    found = content({"workers": workers, "rounds": rounds}, figures)
+    path.write_text(json.dumps(found, indent=2) + "\n")
+    if as_json:
+        print(json.dumps(found["results"]))
+    else:
+        show(f"{workers} workers ready, median of {rounds} rounds", figures)
+        Console().print(f"written: {path}", soft_wrap=True)
