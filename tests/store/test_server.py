@@ -4,6 +4,7 @@ import os
 import random
 import socket
 import time
+from statistics import median
 
 import pytest
 import torch
@@ -105,21 +106,24 @@ def open_idle(path):
 
 
 def test_a_thousand_idle_sockets_slow_a_client_by_a_fifth_at_most(one):
-    """With and without in turn, the best of each: what else runs on the machine only ever adds."""
+    """With and without in turn, always as often, in changing order; the medians of all turns are compared."""
     with gradtide.connect(one.address) as store:
         store.init("w", torch.zeros(1024), update=gradtide.update("add"))
+        median_push_pull_s(store)
         with_idle, without = [], []
-        for _ in range(20):
-            without.append(median_push_pull_s(store))
+        for turn in range(15):
+            if turn % 2:
+                without.append(median_push_pull_s(store))
             idle = open_idle(server_path(one))
+            store.keys()
             median_push_pull_s(store, 20)  # the server has accepted them all by then
             with_idle.append(median_push_pull_s(store))
             for sock in idle:
                 sock.close()
             median_push_pull_s(store, 20)
-            if len(without) > 2 and min(with_idle) < 1.2 * min(without):
-                return
-        raise AssertionError(f"{min(with_idle):.6f} s with idle sockets, {min(without):.6f} s without")
+            if not turn % 2:
+                without.append(median_push_pull_s(store))
+        assert median(with_idle) < 1.2 * median(without), (sorted(with_idle), sorted(without))
 
 
 def test_idle_sockets_are_dropped_at_the_handshake_deadline(one):

@@ -50,8 +50,8 @@ def bench_store(case: Case, rounds: int, steps: int, tell: Callable[[str], None]
     """Every contender that is installed, in turn, `rounds` times."""
     if case.size_bytes < 4 or case.workers < 1 or case.servers < 1 or rounds < 1 or steps < 1:
         raise ConfigError("sizes, workers, servers, rounds and steps must all be positive, and a size at least 4 bytes")
-    if case.placement not in ("any", "apart"):
-        raise ConfigError(f"unknown placement {case.placement!r}; choose any or apart")
+    if case.placement not in ("any", "apart", "together"):
+        raise ConfigError(f"unknown placement {case.placement!r}; choose any, apart or together")
     with ExitStack() as stack:
         address = stack.enter_context(_placed_servers(case, 0))
         contenders = _contenders(case, address, stack)
@@ -67,11 +67,17 @@ def bench_store(case: Case, rounds: int, steps: int, tell: Callable[[str], None]
 def _contenders(case: Case, address: str, stack: ExitStack) -> list[tuple[str, str, str]]:
     chosen = [("bare pair", "bare", "-"), ("torch copy_", "copy", "-"), ("gradtide", "gradtide", address)]
     if case.workers == 1 and case.servers == 1:
-        if importlib.util.find_spec("redis") and shutil.which("redis-server"):
+        if _is_installed("redis") and shutil.which("redis-server"):
             chosen.append(("Redis", "redis", stack.enter_context(_redis_server())))
-        if importlib.util.find_spec("ray"):
+        if _is_installed("ray"):
             chosen.append(("Ray actor", "ray", "-"))
     return chosen
+
+
+def _is_installed(package: str) -> bool:
+    """A folder of that name in the current one (Ray leaves one in /tmp) is no package."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def _commands(kind: str, case: Case, address: str) -> list[list[str]]:
@@ -85,9 +91,10 @@ def _placed_servers(case: Case, replicas: int) -> Iterator[str]:
 
     processors = sorted(os.sched_getaffinity(0))
     with local_servers(case.servers, replicas=replicas) as servers:
-        if case.placement == "apart":
+        if case.placement != "any":
+            here = processors[1 % len(processors) if case.placement == "apart" else 0]
             for process in servers.processes:
-                os.sched_setaffinity(process.pid, {processors[1 % len(processors)]})
+                os.sched_setaffinity(process.pid, {here})
         yield servers.address
 
 

@@ -1,7 +1,8 @@
 """One contender of `bench store`, in a process of its own: store_peer KIND SIZE_BYTES PLACEMENT RANK [ADDRESS].
 
 Each does one step: send a tensor of that size, have it added to what is there, get the sum back. PLACEMENT says on
-which processors the two ends run: "any", or "apart" (ends on the first and the second), alike for every contender.
+which processors the two ends run, alike for every contender: "any", "apart" (on the first and the second), or
+"together" (both on the first).
 """
 
 import contextlib
@@ -25,8 +26,8 @@ _PROCESSORS = sorted(os.sched_getaffinity(0))  # before anything is put anywhere
 
 def place(placement: str, end: int) -> None:
     """Puts this process where this end of a contender runs."""
-    if placement == "apart":
-        os.sched_setaffinity(0, {_PROCESSORS[end % len(_PROCESSORS)]})
+    if placement != "any":
+        os.sched_setaffinity(0, {_PROCESSORS[end % len(_PROCESSORS) if placement == "apart" else 0]})
 
 
 def bare(value: Tensor, placement: str, rank: int, address: str) -> Callable[[], object]:

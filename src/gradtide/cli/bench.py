@@ -90,7 +90,7 @@ def store(
     servers: Annotated[int, typer.Option(help="Servers that share the keys")] = 1,
     replicas: Annotated[int, typer.Option(help="Also gradtide with so many replicas; needs more servers")] = 0,
     placement: Annotated[
-        str, typer.Option(help="any, or apart: the two ends on two processors, for all alike")
+        str, typer.Option(help="any; apart or together: the two ends on two processors or on one, for all alike")
     ] = "any",
     rounds: Annotated[int, typer.Option(help="Every contender runs once a round; the median counts")] = 5,
     steps: Annotated[int, typer.Option(help="push_pulls of 4 KB a round; fewer of larger ones")] = 500,

@@ -3,9 +3,14 @@
 client.py        what a user sees: connect, Store
 values.py        from a user's keys and tensors to pieces of memory, and back
 status.py        how a store is, asked of each of its processes
+packed.py        many small keys in one request, without Python per key
 summary.py       what a user is told about a key; how consistency is written
 pending.py       an operation under way, as a handle
+lane.py          the short way of one small key's push_pull
 engine.py        shell of session.py: a client's sockets, threads and clock
+links.py         a client's connections to the servers
+inbox.py         where what servers send belongs
+upkeep.py        a client's background thread, and its connection to the coordinator
 tensors.py       tensors as raw memory
 messages.py      every request, reply and word of the coordinator, as small structs; payloads stay raw bytes
 placement.py     which shard a block belongs to, and which server holds a shard
@@ -30,6 +35,8 @@ assignment.py    who is primary of a shard and who follows it, when servers come
 beats.py         a member's side of its lease
 server.py        shell of host.py: receives into tensors, sends from them
 peers.py         a server's connections to other servers
+incoming.py      which memory the values of a request go to
+at_once.py       the short way of what needs no second look
 uplink.py        a server's connection to the coordinator
 coordinator.py   shell of membership.py
 journal.py       the coordinator's state on disk

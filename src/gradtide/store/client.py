@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self, overload
@@ -18,7 +19,8 @@ from torch import Tensor
 from gradtide.errors import ConfigError, NotMember, RolledBack, StaleGradient, StoreError, UnknownKey
 from gradtide.events import Emit, ignore
 from gradtide.handle import Handle
-from gradtide.store.engine import Engine, Quick, Start, Timeouts
+from gradtide.store.engine import Engine, Start, Timeouts
+from gradtide.store.lane import Lane, is_small
 from gradtide.store.messages import NO_WORKER, KeyInfo, KeySpec, Refused, Table, UpdateRule, Version
 from gradtide.store.operations import Done
 from gradtide.store.pending import Pending
@@ -49,7 +51,6 @@ _ERRORS: dict[str, type[StoreError]] = {
     "rolled_back": RolledBack,
 }
 _PLANS_KEPT = 256
-_QUICK_BYTES = 1 << 16  # what the kernel takes in one go
 
 
 def connect(
@@ -97,6 +98,7 @@ class Store:
         self._engine, self._session = engine, engine.session
         self._delay = parse_consistency(consistency)
         self._plans: dict[object, Plan] = {}
+        self._lanes: dict[object, Lane] = {}  # by key: those that are small
         self._plans_lock = threading.Lock()
         self.last: Done[memoryview] | None = None  # what the latest pull of any thread reported
 
@@ -193,19 +195,13 @@ class Store:
         wait: bool = True,
     ) -> Any:
         """A push, and the values right after it was applied, in one trip. With wait=False a handle of them."""
+        if wait and type(key) is str and key in self._lanes:
+            found = self._lanes[key].push_pull(value, out, weight)
+            if found is not None:
+                return found if isinstance(found, Tensor) else found.wait()
         plan = self._plan(key, None)
         views = sources(plan, key, value, "push_pull")
         landing = destinations(plan, key, out)
-        if wait and plan.whole and landing.views[0].nbytes <= _QUICK_BYTES:
-            quick = Quick(
-                plan.layout, views, landing.views[0], weight, lambda: self._receiving("push_pull", plan, key, landing)
-            )
-            pending = self._engine.quick(quick)
-            if pending is not None:
-                return pending.wait()
-            if landing.finish is not None:
-                landing.finish()
-            return shape_like(key, landing.tensors)
         handle = self._begin(
             self._receiving("push_pull", plan, key, landing),
             lambda now_s: self._session.push(plan.layout, views, now_s=now_s, weight=weight, pull=True),
@@ -291,13 +287,10 @@ class Store:
         def finish(done: Done[memoryview]) -> Any:
             self.last = done
             _raise_if_refused(done)
-            if landing.finish is not None:
-                landing.finish()
-            return shape_like(keys, landing.tensors)
+            return shape_like(keys, landing.result())
 
         def targets(shard: int) -> list[memoryview]:
-            first, last = plan.of_shard[shard]
-            return landing.views[first:last][::-1]
+            return landing.targets(*plan.of_shard[shard])
 
         return Pending(self._engine, lambda: _describe(what, plan), finish, targets)
 
@@ -317,7 +310,10 @@ class Store:
         with self._plans_lock:
             if len(self._plans) >= _PLANS_KEPT:
                 self._plans.clear()
+                self._lanes.clear()
             self._plans[name] = plan
+            if rows is None and is_small(plan):
+                self._lanes[keys[0]] = Lane(self._engine, plan, partial(self._receiving, "push_pull", plan, keys[0]))
         return plan
 
     def _learn(self, keys: Sequence[str]) -> None:
@@ -335,6 +331,7 @@ class Store:
             self._session.forget(key)
         with self._plans_lock:
             self._plans.clear()
+            self._lanes.clear()
 
     def _no_such_key(self, key: str) -> NoReturn:
         near = difflib.get_close_matches(key, self.keys(), 1)

@@ -70,7 +70,7 @@ class Filter:
         record = self._record(client, incarnation)
         record.highest = max(record.highest, sequence)
         record.answers[sequence] = None
-        self._forget_oldest(record)
+        self.forget_oldest(record)
 
     def settle(self, client: str, incarnation: int, answer: Answered) -> None:
         """Note the answer of an admitted push."""
@@ -141,7 +141,8 @@ class Filter:
         return record
 
     @staticmethod
-    def _forget_oldest(record: ClientRecord) -> None:
+    def forget_oldest(record: ClientRecord) -> None:
+        """Keep WINDOW answers."""
         while len(record.answers) > WINDOW:
             oldest = next(iter(record.answers))
             if record.answers[oldest] is None:  # still waits for its round: it can't be forgotten

@@ -3,16 +3,39 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any, TypeVar
 
 from gradtide.store.messages import KeySpec, Part, Piece, Table, layout_name
 from gradtide.store.placement import block_count, block_elements, shard_of
 
-__all__ = ["ITEM_BYTES", "Layout", "Share", "build_layout", "pieces_of"]
+__all__ = ["ITEM_BYTES", "Gathered", "Layout", "Share", "build_layout", "pieces_of"]
+
+V = TypeVar("V")
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
+
+
+class Gathered(Sequence[memoryview]):
+    """The values of all pieces, in their order, in one piece of memory. `bounds`: where each begins, and the end."""
+
+    def __init__(self, memory: memoryview, bounds: Sequence[int]) -> None:
+        self._memory, self._bounds = memory, bounds
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            first, last, _ = index.indices(len(self))
+            return Gathered(self._memory, self._bounds[first : last + 1])
+        return self._memory[self._bounds[index] : self._bounds[index + 1]]
+
+    def run(self, first: int, last: int) -> memoryview:
+        """The memory of the pieces from `first` up to but without `last`."""
+        return self._memory[self._bounds[first] : self._bounds[last]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +46,14 @@ class Share:
     parts: tuple[Part, ...]
     name: bytes  # of these parts as a layout
     pieces: tuple[int, ...]  # which pieces of the whole layout, in the order of `parts`
+    runs: tuple[tuple[int, int], ...]  # the same as ranges
     size_bytes: int
+
+    def select(self, values: Any) -> Any:
+        """Of the values of all pieces, those of this share, in as few pieces of memory as there can be."""
+        if isinstance(values, Gathered):
+            return [values.run(first, last) for first, last in self.runs]
+        return [values[i] for i in self.pieces]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +113,13 @@ def _split(parts: tuple[Part, ...], owners: Sequence[int]) -> Iterable[Share]:
     for server in sorted(chosen):
         own = tuple(chosen[server])
         size_bytes = sum(piece.size_bytes for part in own for piece in part.pieces)
-        yield Share(server, own, layout_name(own), tuple(indices[server]), size_bytes)
+        pieces = tuple(indices[server])
+        yield Share(server, own, layout_name(own), pieces, tuple(_runs(pieces)), size_bytes)
+
+
+def _runs(indices: Sequence[int]) -> Iterable[tuple[int, int]]:
+    first = 0
+    for i in range(1, len(indices) + 1):
+        if i == len(indices) or indices[i] != indices[i - 1] + 1:
+            yield indices[first], indices[i - 1] + 1
+            first = i

@@ -20,7 +20,7 @@ from gradtide.errors import ConfigError
 __all__ = ["SEMIRINGS", "Semiring", "broken_laws", "load_semiring", "reduce_in_order", "trimmed_mean", "weighted_mean"]
 
 
-def _same(value: Tensor) -> Tensor:
+def same(value: Tensor) -> Tensor:
     return value
 
 
@@ -33,8 +33,8 @@ class Semiring:
     one: float
     combine: Callable[[Tensor, Tensor], Tensor]
     multiply: Callable[[Tensor, float], Tensor]
-    lift: Callable[[Tensor], Tensor] = _same
-    finish: Callable[[Tensor], Tensor] = _same
+    lift: Callable[[Tensor], Tensor] = same
+    finish: Callable[[Tensor], Tensor] = same
     floats_only: bool = False
     samples: tuple[float, ...] = (-2.0, -0.5, 0.0, 0.25, 1.0, 3.0)  # values that the laws are checked on
     weights: tuple[float, ...] = (0.5, 1.0, 2.0)

@@ -108,7 +108,7 @@ class Sending(Generic[V]):
         wait_s = min(self.options.resend_s * 2**flight.tries, self.options.resend_most_s)
         flight.sent, flight.tries, flight.due_s = True, flight.tries + 1, now_s + wait_s
         share = next((s for s in self._shares(operation) if s.server == flight.server), None)
-        values = [operation.values[i] for i in share.pieces] if share is not None and operation.values else []
+        values = share.select(operation.values) if share is not None and operation.values else ()
         message = self._request(operation, flight, share.name if share else b"", share.parts if share else ())
         return [Send(self.table.servers[flight.server], message, values)]
 

@@ -12,14 +12,16 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import torch
 from torch import Tensor
 
 from gradtide.errors import CommunicationError, FrameError
+from gradtide.store.at_once import Short, find_short
 from gradtide.store.host import LAYOUTS_KEPT, Host
+from gradtide.store.incoming import Client, Incoming, PartPlan, land, make_plan, plan_part
 from gradtide.store.messages import (
     Configure,
     Fenced,
@@ -39,13 +41,13 @@ from gradtide.store.messages import (
     Request,
     ServerMessage,
     Snapshot,
+    Version,
     decode,
     encode,
 )
 from gradtide.store.parts import Answer
 from gradtide.store.peers import Arriving, Peers
-from gradtide.store.placement import BLOCK_BYTES
-from gradtide.store.tensors import DTYPES, bytes_of
+from gradtide.store.tensors import bytes_of
 from gradtide.store.uplink import Uplink
 from gradtide.transport.authenticate import HANDSHAKE_S, Address, listen
 from gradtide.transport.connection import Connection
@@ -59,40 +61,6 @@ _WITH_VALUES = (Push, Init)  # a tuple: isinstance takes half as long as with a 
 _REQUESTS = (*_WITH_VALUES, Pull, Configure, Keys)
 _BETWEEN_SERVERS = (Replicate, Replicated, Snapshot, Fenced)
 _log = logging.getLogger("gradtide.server")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _PartPlan:
-    """How the values of one part of a layout are received."""
-
-    part: Part
-    size_bytes: int
-    dtypes: tuple[torch.dtype, ...]  # by piece
-    counts: tuple[int, ...]
-    uniform: bool  # all of one dtype and small enough for one piece of memory
-    passing: bool = False  # outside of rounds: applied when they are handed over, so their memory is free again
-
-
-@dataclass(slots=True)
-class _Request:
-    """A request whose values are arriving."""
-
-    message: Push | Init
-    plan: tuple[_PartPlan, ...]
-    index: int = 0  # of the part that is arriving
-    values: Sequence[Tensor] = ()  # of this part, as far as there is memory for them
-
-
-@dataclass(slots=True, eq=False)
-class _Client:
-    connection: Connection
-    request: _Request | None = None
-    arriving: Arriving | None = None  # from another server
-    handed_over: int = 0  # body bytes that credit was not given back for
-    noted: dict[tuple[int, int], int] = field(default_factory=dict)  # (sequence, shard) -> bytes that wait here
-    noted_bytes: int = 0
-    scratch: Tensor | None = None  # where passing values are received, again and again: new pages cost more than adding
-    landings: dict[_PartPlan, tuple[Sequence[Tensor], memoryview]] = field(default_factory=dict)  # views of scratch
 
 
 class Server:
@@ -115,9 +83,9 @@ class Server:
         self._service = Service(listener, uplink.secret, "server", self._greet, handshake_s)
         self._uplink = uplink
         self._peers = Peers(self._service, uplink.secret, host.peer_is_up)
-        self._routes: dict[str, _Client] = {}  # by the client's name: the connection it has now
+        self._routes: dict[str, Client] = {}  # by the client's name: the connection it has now
         self._lent: dict[int, list[Connection]] = {}  # shard -> who may still have to send its memory
-        self._plans: dict[bytes, tuple[_PartPlan, ...]] = {}  # by layout, as long as all its keys are known
+        self._plans: dict[bytes, tuple[PartPlan, ...]] = {}  # by layout, as long as all its keys are known
         self._stopped = False
 
     def run(self) -> None:
@@ -151,25 +119,30 @@ class Server:
     def _hear_coordinator(self, message: Message) -> None:
         for number in list(self._lent):
             self._keep(number)
+        epoch = self._host.epoch
         words, answers = self._host.hear(message, time.monotonic())
+        if self._host.epoch != epoch:
+            self._plans.clear()  # shards may have gone, and come back with other keys
         self._uplink.tell(words)
         self._deliver(answers)
 
     # --- clients ---
 
     def _greet(self, connection: Connection) -> Callable[[CommunicationError], None]:
-        client = _Client(connection)
-        connection.on_messages(lambda data: self._begin(client, data), lambda: self._filled(client))
+        client = Client(connection)
+        connection.on_messages(
+            partial(self._begin, client), partial(self._filled, client), at_once=partial(self._at_once, client)
+        )
         connection.give_credit(WINDOW_BYTES)
         connection.flush()
         return lambda error: self._forget(client, error)
 
-    def _forget(self, client: _Client, error: CommunicationError) -> None:
+    def _forget(self, client: Client, error: CommunicationError) -> None:
         if isinstance(error, FrameError):
             _log.warning("dropped %s: %s", client.connection.peer, error)
         self._routes = {name: known for name, known in self._routes.items() if known is not client}
 
-    def _begin(self, client: _Client, data: memoryview) -> memoryview | None:
+    def _begin(self, client: Client, data: memoryview) -> memoryview | None:
         try:
             message = decode(data)
         except (msgspec.DecodeError, ValueError, UnicodeDecodeError):
@@ -189,7 +162,9 @@ class Server:
             return self._begin_values(client, message)
         if isinstance(message, Pull):
             for part in message.parts:
-                _plan_part(part, [None] * len(part.pieces), must_know=False)
+                plan_part(part, [None] * len(part.pieces), must_know=False)
+            if self._pull(client, message):
+                return None
         self._handle(message)
         return None
 
@@ -202,7 +177,7 @@ class Server:
             answers = self._failed(message)
         self._deliver(answers)
 
-    def _begin_values(self, client: _Client, message: Push | Init) -> memoryview | None:
+    def _begin_values(self, client: Client, message: Push | Init) -> memoryview | None:
         parts = self._host.parts(message)
         if parts is None or not self._host.accepts(message, parts):
             client.connection.skip_body()
@@ -213,51 +188,36 @@ class Server:
             plan = self._make_plan(message, parts)
         if isinstance(message, Push) and message.after and len(message.after) != len(plan):
             raise FrameError("it sent a push whose parts are not those of its layout")
-        client.request = _Request(message, plan)
+        client.request = Incoming(message, plan)
         return self._next(client)
 
-    def _make_plan(self, message: Push | Init, parts: tuple[Part, ...]) -> tuple[_PartPlan, ...]:
-        made, all_known, passing = [], True, False
-        for part in parts:
-            if isinstance(message, Init):
-                dtypes = [DTYPES.get(message.spec.dtype)] * len(part.pieces)
-            else:
-                shard = self._host.shards.get(part.shard)
-                blocks = shard.blocks if shard is not None else {}
-                known = [blocks.get((piece.key, piece.block)) for piece in part.pieces]
-                all_known = all_known and None not in known
-                passing = all(block is not None and block.spec.delay is None for block in known)
-                passing = passing and not self._host.is_replicated  # else the log keeps them
-                # An unknown key will be refused when it has arrived; until then its bytes are just bytes.
-                dtypes = [DTYPES[block.spec.dtype] if block else None for block in known]
-            made.append(_plan_part(part, dtypes, isinstance(message, Init), passing))
-        plan = tuple(made)
-        if isinstance(message, Push) and all_known:
+    def _make_plan(self, message: Push | Pull | Init, parts: tuple[Part, ...]) -> tuple[PartPlan, ...]:
+        plan, all_known = make_plan(self._host, message, parts)
+        if all_known and not isinstance(message, Init):
             if len(self._plans) >= LAYOUTS_KEPT:
                 self._plans.clear()
             self._plans[message.layout] = plan
         return plan
 
-    def _filled(self, client: _Client) -> memoryview | None:
+    def _filled(self, client: Client) -> memoryview | None:
         return self._next(client) if client.arriving is None else self._next_from_server(client, client.arriving)
 
     # --- other servers ---
 
-    def _begin_from_server(self, client: _Client, message: ServerMessage) -> memoryview | None:
+    def _begin_from_server(self, client: Client, message: ServerMessage) -> memoryview | None:
         if isinstance(message, Replicated | Fenced):
             self._deliver(self._host.hear_server(message, (), time.monotonic()))
             return None
         client.arriving = Arriving(message)
         return self._next_from_server(client, client.arriving)
 
-    def _next_from_server(self, client: _Client, arriving: Arriving) -> memoryview | None:
+    def _next_from_server(self, client: Client, arriving: Arriving) -> memoryview | None:
         place = arriving.next()
         if place is None:
             client.arriving = None
             client.handed_over += sum(value.nbytes for value in arriving.values)
             self._deliver(self._host.hear_server(arriving.message, arriving.values, time.monotonic()))
-            if client.handed_over >= WINDOW_BYTES // 4:
-                self._give_back(client)
+            self._give_back_enough(client)
         return place
 
     def _send_to_peers(self) -> None:
@@ -269,18 +229,99 @@ class Server:
                 if connection is not None and isinstance(send.message, Snapshot):
                     self._lent.setdefault(send.message.shard, []).append(connection)
 
-    def _next(self, client: _Client) -> memoryview | None:
+    # --- the short way ---
+
+    def _at_once(self, client: Client, data: memoryview, body: memoryview) -> bool:
+        """A small push to one shard, arrived in one piece, for which memory is ready: most of what a server does. All
+        else goes the general way, which also finds what is wrong."""
+        try:
+            message = decode(data)
+        except (msgspec.DecodeError, ValueError, UnicodeDecodeError):
+            return False
+        if type(message) is not Push or message.parts or self._lent or self._routes.get(message.client) is not client:
+            return False
+        plans, table = self._plans.get(message.layout), self._host.table
+        if plans is None or len(plans) != 1 or table is None or message.epoch != table.epoch:
+            return False
+        (plan,) = plans
+        landing, short = client.landings.get(plan), plan.short
+        if short is None or short.table is not table:
+            short = self._short(plan)
+        if short is None or landing is None or len(landing[1]) != len(body):
+            return False
+        landing[1][:] = body
+        if not self._push(client, message, message.after[0] if message.after else 0, short, landing[0]):
+            return False
+        client.handed_over += short.size_bytes
+        self._give_back_enough(client)
+        return True
+
+    def _short(self, plan: PartPlan) -> Short | None:
+        """How pushes of this part can go the short way; looked up once for each table."""
+        short, table = plan.short, self._host.table
+        if short is None or short.table is not table:
+            shard = plan.part.shard
+            owned = plan.passing and shard in self._host.owned
+            short = plan.short = find_short(table, self._host.shards.get(shard), plan.part) if owned else None
+        return short
+
+    def _pull(self, client: Client, message: Pull) -> bool:
+        """Whether all of it went the short way."""
+        parts = self._host.parts(message)
+        if parts is None or not self._host.accepts(message, parts):
+            return False
+        plan, zero = self._plans.get(message.layout) or self._make_plan(message, parts), Version()
+        shorts = [short for part in plan if (short := self._short(part)) is not None]
+        if len(shorts) < len(plan):
+            return False
+        after, at_least = message.after or (0,) * len(plan), message.at_least or (zero,) * len(plan)
+        if not len(after) == len(at_least) == len(plan):
+            raise FrameError("it sent a pull whose parts are not those of its layout")
+        pulled = [s.pull(message, a, least) for s, a, least in zip(shorts, after, at_least, strict=True)]
+        answers = [answer for answer in pulled if answer is not None]
+        if len(answers) < len(plan):
+            return False
+        for short, answer in zip(shorts, answers, strict=True):
+            try:
+                if not client.connection.send(encode(answer), short.values(), short.size_bytes):
+                    self._watch(client.connection, answer)
+            except CommunicationError:
+                break  # its socket will say so itself
+        return True
+
+    def _push(self, client: Client, message: Push, after: int, short: Short, values: Sequence[Tensor]) -> bool:
+        """Whether this went the short way, and was answered."""
+        try:
+            pushed = short.push(message, after, values)
+        except Exception:
+            self._deliver(self._failed(message))
+            return True
+        if pushed is None:
+            return False
+        connection = client.connection
+        try:
+            if message.pull:
+                all_left = connection.send(encode(pushed), short.values(), short.size_bytes)
+            else:
+                all_left = connection.send(encode(pushed))
+        except CommunicationError:
+            return True  # its socket will say so itself
+        if not all_left:
+            self._watch(connection, pushed if message.pull else None)
+        return True
+
+    def _next(self, client: Client) -> memoryview | None:
         """Hands over every part that is complete; the memory for what comes next, None when the request is complete."""
         request = client.request
         assert request is not None
         while request.index < len(request.plan):
             plan = request.plan[request.index]
             if len(request.values) == len(plan.counts):
-                self._hand_over(client, request, plan)
+                self._hand_over(client, request.message, request.index, plan, request.values)
                 request.index += 1
                 request.values = ()
             elif plan.uniform and plan.passing and plan.size_bytes:
-                request.values, view = client.landings.get(plan) or _land(client, plan)
+                request.values, view = client.landings.get(plan) or land(client, plan)
                 return view
             elif plan.uniform:
                 flat = torch.empty(sum(plan.counts), dtype=plan.dtypes[0])
@@ -296,8 +337,10 @@ class Server:
         client.request = None
         return None
 
-    def _hand_over(self, client: _Client, request: _Request, plan: _PartPlan) -> None:
-        message, part = request.message, plan.part
+    def _hand_over(
+        self, client: Client, message: Push | Init, index: int, plan: PartPlan, values: Sequence[Tensor]
+    ) -> None:
+        part = plan.part
         client.handed_over += plan.size_bytes
         if message.epoch != self._host.epoch:  # it has changed since the request was accepted
             refused = Refused(message.sequence, -1, "epoch", "the table of servers has changed", self._host.epoch)
@@ -305,15 +348,20 @@ class Server:
             return
         if part.shard in self._lent:
             self._keep(part.shard)
+        short = self._short(plan) if plan.passing else None
+        if short is not None and type(message) is Push and self._routes.get(message.client) is client:
+            after = message.after[index] if message.after else 0
+            if self._push(client, message, after, short, values):
+                self._give_back_enough(client)
+                return
         try:
-            answers = self._host.deliver(message, request.index, part, request.values)
+            answers = self._host.deliver(message, index, part, values)
         except Exception:
             answers = self._failed(message)
         if answers and isinstance(answers[-1].message, Noted):
             self._note(client, message.sequence, part.shard, plan.size_bytes)
         self._deliver(answers)
-        if client.handed_over >= WINDOW_BYTES // 4:
-            self._give_back(client)
+        self._give_back_enough(client)
 
     def _failed(self, message: Request) -> list[Answer[Tensor]]:
         """Whatever went wrong in here is for our own log; the client gets one line."""
@@ -346,26 +394,32 @@ class Server:
             except CommunicationError:
                 continue  # its socket will say so itself
             if connection.can_flush:
-                self._service.watch(connection)
-                if answer.values and isinstance(message, Pushed | Pulled):
-                    self._lent.setdefault(message.shard, []).append(connection)
+                self._watch(connection, message if answer.values and isinstance(message, Pushed | Pulled) else None)
+
+    def _watch(self, connection: Connection, lent: Pushed | Pulled | None) -> None:
+        """See to what has not left yet, and remember whose memory it is."""
+        self._service.watch(connection)
+        if lent is not None:
+            self._lent.setdefault(lent.shard, []).append(connection)
 
     def _keep(self, shard: int) -> None:
         """This shard's values may change now: what has not left must be copied."""
         for connection in self._lent.pop(shard, ()):
             connection.keep_copies()
 
-    def _note(self, client: _Client, sequence: int, shard: int, size_bytes: int) -> None:
+    def _note(self, client: Client, sequence: int, shard: int, size_bytes: int) -> None:
         if (sequence, shard) not in client.noted:
             client.noted[sequence, shard] = size_bytes
             client.noted_bytes += size_bytes
 
-    def _settled(self, client: _Client, sequence: int, shard: int) -> None:
+    def _settled(self, client: Client, sequence: int, shard: int) -> None:
         client.noted_bytes -= client.noted.pop((sequence, shard), 0)
-        if client.handed_over >= WINDOW_BYTES // 4:
-            self._give_back(client)
+        self._give_back_enough(client)
 
-    def _give_back(self, client: _Client) -> None:
+    def _give_back_enough(self, client: Client) -> None:
+        """Gives credit back a quarter of a window at a time."""
+        if client.handed_over < WINDOW_BYTES // 4:
+            return
         if client.noted_bytes > WINDOW_BYTES and client.noted_bytes > 2 * self._held_bytes():
             return
         with contextlib.suppress(CommunicationError):
@@ -376,33 +430,3 @@ class Server:
 
     def _held_bytes(self) -> int:
         return sum(block.size_bytes for shard in self._host.shards.values() for block in shard.blocks.values())
-
-
-def _land(client: _Client, plan: _PartPlan) -> tuple[Sequence[Tensor], memoryview]:
-    """Memory for values that pass: the same for every part of this client, as one after the other arrives."""
-    if client.scratch is None or client.scratch.nbytes < plan.size_bytes:
-        client.scratch = torch.empty(plan.size_bytes, dtype=torch.uint8)
-        client.landings.clear()
-    elif len(client.landings) >= LAYOUTS_KEPT:
-        client.landings.clear()
-    flat = client.scratch[: plan.size_bytes].view(plan.dtypes[0])
-    landing = client.landings[plan] = (flat.split(plan.counts), bytes_of(flat))
-    return landing
-
-
-def _plan_part(part: Part, dtypes: Sequence[torch.dtype | None], must_know: bool, passing: bool = False) -> _PartPlan:
-    """Checks a part that came over the wire, and says how its values are received."""
-    counts, chosen = [], []
-    for piece, dtype in zip(part.pieces, dtypes, strict=True):
-        size = piece.size_bytes
-        if not 0 <= size <= BLOCK_BYTES or piece.count < 0 or piece.start < 0 or piece.block < 0:
-            raise FrameError("it sent a piece that is larger than a block, or negative")
-        if dtype is None and must_know:
-            raise FrameError("it sent values of a dtype that the store does not have")
-        if dtype is not None and size != piece.count * dtype.itemsize:
-            raise FrameError("it sent a piece whose bytes don't match its dtype")
-        chosen.append(dtype or torch.uint8)
-        counts.append(piece.count if dtype else size)
-    total = sum(piece.size_bytes for piece in part.pieces)
-    uniform = len(set(chosen)) == 1 and total <= BLOCK_BYTES
-    return _PartPlan(part, total, tuple(chosen), tuple(counts), uniform, passing)

@@ -23,10 +23,10 @@ from torch import Tensor
 from gradtide.errors import ConfigError
 from gradtide.store.arithmetic import Arguments, BlockState, Contribution
 from gradtide.store.messages import KeySpec, Slot, UpdateRule
-from gradtide.store.reductions import SEMIRINGS, Semiring, reduce_in_order, trimmed_mean, weighted_mean
+from gradtide.store.reductions import SEMIRINGS, Semiring, reduce_in_order, same, trimmed_mean, weighted_mean
 from gradtide.store.tensors import dtype_name
 
-__all__ = ["ELEMENTWISE", "FUSED_ELEMENTS", "TorchArithmetic", "update"]
+__all__ = ["ELEMENTWISE", "FUSED_ELEMENTS", "TorchArithmetic", "is_plain_sum", "update"]
 
 # Checked one by one: each element's step depends on that element's own gradient and state, and on the step count.
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
@@ -167,11 +167,15 @@ class _Reduced:
         self._rule = rule
         self._semiring = semiring
         self._value = value.clone()
+        self._plain = semiring is not None and semiring.lift is same  # a contribution alone is itself
+        self.is_plain_sum = self._plain and rule.name == "add"
 
     def value(self) -> Tensor:
         return self._value
 
     def combine(self, contributions: Sequence[Contribution[Tensor]]) -> Tensor:
+        if self._plain and len(contributions) == 1 and contributions[0].weight is None:
+            return contributions[0].value
         weighted = [(contribution.weight, contribution.value) for contribution in contributions]
         if self._semiring is not None:
             reduced = reduce_in_order(self._semiring, weighted)
@@ -200,6 +204,11 @@ class _Reduced:
 
     def beside(self) -> dict[str, Tensor]:
         return {}
+
+
+def is_plain_sum(state: BlockState[Tensor]) -> bool:
+    """Whether a contribution without a weight is simply added to the value."""
+    return isinstance(state, _Reduced) and state.is_plain_sum
 
 
 class _Optimized:

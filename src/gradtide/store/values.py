@@ -2,14 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import torch
 from torch import Tensor
 
 from gradtide.errors import ConfigError, StoreError
-from gradtide.store.layouts import ITEM_BYTES, Layout
+from gradtide.store.layouts import ITEM_BYTES, Gathered, Layout
 from gradtide.store.messages import KeySpec
+from gradtide.store.packed import Packed, pack
 from gradtide.store.placement import block_elements
 from gradtide.store.tensors import DTYPES, bytes_of, dtype_name
 
@@ -30,6 +32,7 @@ class Plan:
     places: tuple[tuple[int, int, int], ...]  # by piece: which key, from which byte of its tensor, to which
     of_shard: dict[int, tuple[int, int]]  # the pieces of a shard: from, to
     whole: bool  # one key, one piece: the tensor's memory is the piece
+    packed: Packed | None  # many keys, one piece each
 
 
 def make_plan(layout: Layout, specs: Sequence[KeySpec], rows: slice | None) -> Plan:
@@ -47,7 +50,8 @@ def make_plan(layout: Layout, specs: Sequence[KeySpec], rows: slice | None) -> P
         of_shard[part.shard] = (first, first + len(part.pieces))
         first += len(part.pieces)
     dtypes = tuple(DTYPES[spec.dtype] for spec in specs)
-    return Plan(layout, tuple(specs), dtypes, shapes, tuple(places), of_shard, len(places) == 1)
+    packed = pack(layout, places, shapes, set(dtypes))
+    return Plan(layout, tuple(specs), dtypes, shapes, tuple(places), of_shard, len(places) == 1, packed)
 
 
 def _rows_of(spec: KeySpec, rows: slice | None) -> tuple[int, ...]:
@@ -90,10 +94,12 @@ def given(keys: Keys, values: Values | None, what: str) -> Sequence[Tensor]:
     return values
 
 
-def sources(plan: Plan, keys: Keys, values: Values | None, what: str) -> list[memoryview]:
-    """The memory to send, by piece. A tensor that is elsewhere or not contiguous is copied."""
+def sources(plan: Plan, keys: Keys, values: Values | None, what: str) -> Sequence[memoryview]:
+    """The memory to send, by piece. A tensor that is elsewhere, not contiguous or one of many small ones is copied."""
     tensors = given(keys, values, what)
     _check_count(plan, tensors, what)
+    if plan.packed is not None and plan.packed.fits(tensors):
+        return plan.packed.gather(tensors)
     views = []
     for i, tensor in enumerate(tensors):
         _check(plan, i, tensor, what)
@@ -113,20 +119,34 @@ def pieces(plan: Plan, views: list[memoryview]) -> list[memoryview]:
 class Destination:
     """Where values are received, and how they become what the user gets."""
 
-    views: list[memoryview]  # by piece
+    views: Sequence[memoryview]  # by piece
     tensors: Sequence[Tensor]
-    finish: Callable[[], None] | None  # copies into out= where that could not be received into directly
+    finish: Callable[[], Sequence[Tensor]] | None = None  # `tensors`, where they need something done to them first
+
+    def targets(self, first: int, last: int) -> list[memoryview]:
+        """The memory of these pieces, the first one last."""
+        views = self.views
+        return [views.run(first, last)] if isinstance(views, Gathered) else [*views[first:last]][::-1]
+
+    def result(self) -> Sequence[Tensor]:
+        """When everything has arrived."""
+        return self.tensors if self.finish is None else self.finish()
 
 
 def destinations(plan: Plan, keys: Keys, out: Values | None) -> Destination:
     """Memory for the answer: the user's own where it can be, else new."""
+    if out is None and plan.packed is not None:
+        views, flat = plan.packed.land()
+        return Destination(views, (), partial(plan.packed.scatter, flat))
     if out is None:
         tensors: Sequence[Tensor] = [
             torch.empty(shape, dtype=dtype) for shape, dtype in zip(plan.shapes, plan.dtypes, strict=True)
         ]
-        return Destination(pieces(plan, [bytes_of(tensor) for tensor in tensors]), tensors, None)
+        return Destination(pieces(plan, [bytes_of(tensor) for tensor in tensors]), tensors)
     tensors = given(keys, out, "out")
     _check_count(plan, tensors, "out")
+    if plan.packed is not None and plan.packed.fits(tensors):
+        return _packed_into(plan.packed, tensors)
     landing, late = [], []
     for i, tensor in enumerate(tensors):
         _check(plan, i, tensor, "out")
@@ -136,11 +156,22 @@ def destinations(plan: Plan, keys: Keys, out: Values | None) -> Destination:
             here = late[-1][1]
         landing.append(bytes_of(here))
 
-    def finish() -> None:
+    def finish() -> Sequence[Tensor]:
         for target, landed in late:
             target.copy_(landed)
+        return tensors
 
     return Destination(pieces(plan, landing), tensors, finish if late else None)
+
+
+def _packed_into(packed: Packed, tensors: Sequence[Tensor]) -> Destination:
+    views, flat = packed.land()
+
+    def finish() -> Sequence[Tensor]:
+        packed.scatter_into(flat, tensors)
+        return tensors
+
+    return Destination(views, tensors, finish)
 
 
 def shape_like(keys: Keys, tensors: Sequence[Tensor]) -> Tensor | list[Tensor] | dict[str, Tensor]:

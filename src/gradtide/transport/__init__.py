@@ -3,6 +3,7 @@
 authenticate.py  addresses, the secret file, and the mutual challenge before anything else is parsed
 frames.py        a fixed header, a small message, raw tensor bytes received where they belong
 connection.py    one authenticated socket as a stream of messages with bodies, with credit for what may be sent
+patience.py      looking again before sleeping, on a processor that nobody else wants
 service.py       the event loop of who listens: newcomers, deadlines, bytes for all
 memory.py       shared memory from memfd, sealed against shrinking, and tensors over it
 futex.py        sleeping until a word of it changes

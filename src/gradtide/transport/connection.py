@@ -7,7 +7,6 @@ credit, so neither side can be made to hold more than it offered to.
 
 import select
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -16,6 +15,7 @@ from gradtide.errors import Closed, PeerLost, PeerTimeout
 from gradtide.transport.frames import (
     FRAME_BODY_BYTES,
     FRAME_META_BYTES,
+    AtOnce,
     Buffer,
     FrameReader,
     Place,
@@ -23,6 +23,7 @@ from gradtide.transport.frames import (
     cut,
     whole,
 )
+from gradtide.transport.patience import Patience
 
 __all__ = ["UNLIMITED", "Connection"]
 
@@ -43,7 +44,9 @@ class Connection:
         self._wire: list[Buffer] = []  # what of the first frames is left to send; has its credit
         self._queued_bytes = 0
         self._reader: FrameReader | None = None
-        self._blocking_s: float | None = None
+        self._patience = Patience()
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         self._guard: AbstractContextManager[object] = nullcontext()
         sock.setblocking(True)  # every call says itself whether it may wait
 
@@ -52,11 +55,12 @@ class Connection:
         begin: Callable[[memoryview], memoryview | None],
         filled: Place,
         guard: AbstractContextManager[object] | None = None,
+        at_once: AtOnce | None = None,
     ) -> None:
         """Says who gets what arrives: see FrameReader. `guard` is the lock that others send under, if one thread sends
         while another receives."""
         self._guard = guard or nullcontext()
-        self._reader = FrameReader(begin, filled, self._more_credit)
+        self._reader = FrameReader(begin, filled, self._more_credit, at_once)
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -98,10 +102,9 @@ class Connection:
         self._wire[:] = [bytes(buffer) if isinstance(buffer, memoryview) else buffer for buffer in self._wire]
         self._frames = deque((size, [bytes(buffer) for buffer in buffers]) for size, buffers in self._frames)
 
-    def send(self, message: bytes, body: Sequence[memoryview] = (), body_bytes: int = 0) -> None:
-        """Sends now what the kernel takes, and keeps the rest for `flush`. The body must not change until it has left.
-
-        `body_bytes` is the sum of the lengths in `body`.
+    def send(self, message: bytes, body: Sequence[memoryview] = (), body_bytes: int = 0) -> bool:
+        """Sends now what the kernel takes, and keeps the rest for `flush`; whether all has left. Until then the body
+        must not change. `body_bytes` is the sum of the lengths in `body`.
         """
         if (
             self._wire
@@ -112,20 +115,30 @@ class Connection:
         ):
             for size, buffers in cut(message, body):
                 self._queue(size, buffers)
-            self.flush()
-            return
+            return self.flush() and not self._frames
+        return self._send_head(whole(message, body_bytes), body, body_bytes)
+
+    def send_frame(self, head: bytes | bytearray, body: Sequence[memoryview], body_bytes: int) -> bool:
+        """The same for a frame whose header and message were put together before."""
+        if self._wire or self._frames or body_bytes > self.credit_bytes:
+            self._queue(body_bytes, [bytes(head), *body])
+            return self.flush() and not self._frames
+        return self._send_head(head, body, body_bytes)
+
+    def _send_head(self, head: Buffer, body: Sequence[memoryview], body_bytes: int) -> bool:
         self.credit_bytes -= body_bytes
-        head = whole(message, body_bytes)
         try:
             sent = self._send_now((head, *body), (), _NOW)
         except BlockingIOError:
             sent = 0
         except OSError as error:
             raise self._lost(error) from None
-        if sent < len(head) + body_bytes:
-            self._queued_bytes += len(head) + body_bytes - sent
-            self._wire += (head, *body)
+        left_bytes = len(head) + body_bytes - sent
+        if left_bytes:
+            self._queued_bytes += left_bytes
+            self._wire += (bytes(head), *body)
             _drop(self._wire, sent)
+        return not left_bytes
 
     def give_credit(self, body_bytes: int) -> None:
         """Tells the other side that it may send so many body bytes more. Leaves with whatever is sent next."""
@@ -170,21 +183,9 @@ class Connection:
 
     def receive(self) -> bool:
         """Takes what is there, without waiting; False when there was nothing. Calls those of `on_messages`."""
-        return self._receive(socket.MSG_DONTWAIT)
-
-    def receive_within(self, timeout_s: float) -> bool:
-        """The same, but waits for something to be there: one system call where `wait` and `receive` are two."""
-        if timeout_s != self._blocking_s:
-            self._blocking_s = timeout_s
-            whole = int(timeout_s)
-            limit = struct.pack("ll", whole, max(1, int((timeout_s - whole) * 1e6)))
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        return self._receive(0)
-
-    def _receive(self, flags: int) -> bool:
         assert self._reader is not None
         try:
-            count = self._reader.receive(self._sock, flags)
+            count = self._reader.receive(self._sock, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -192,6 +193,15 @@ class Connection:
         if count == 0:
             raise self._lost(None)
         return True
+
+    def receive_within(self, timeout_s: float) -> bool:
+        """The same, but waits for something to be there.
+
+        With poll rather than in recv: who sleeps in recv on a UNIX socket is also woken when the other side has taken
+        what we sent, for nothing.
+        """
+        poll = self._poll.poll
+        return bool(self._patience.look_again(poll) or poll(timeout_s * 1000)) and self.receive()
 
     def wait(self, timeout_s: float, what: str) -> None:
         """Until there is something to receive or room to send; a PeerTimeout says who and what was awaited."""

@@ -24,6 +24,7 @@ __all__ = [
     "FRAME_BODY_BYTES",
     "FRAME_META_BYTES",
     "HEADER",
+    "AtOnce",
     "Buffer",
     "FrameReader",
     "Kind",
@@ -35,6 +36,7 @@ __all__ = [
 
 Buffer = bytes | bytearray | memoryview
 Place = Callable[[], memoryview | None]
+AtOnce = Callable[[memoryview, memoryview], bool]
 
 FRAME_BODY_BYTES = 4 << 20
 HEADER = Struct("<III")
@@ -55,6 +57,7 @@ class Kind(IntEnum):
 
 # Plain numbers, because a look-up in an enum costs more than the rest of a header.
 _MESSAGE, _OPEN, _BODY, _BODY_OPEN, _PARTIAL, _CREDIT = (kind.value for kind in Kind)
+_HEADER_BYTES = HEADER.size
 _STAGE_BYTES = 128 << 10
 _DIRECT_BYTES = 32 << 10  # from here on, a system call more is cheaper than a copy
 
@@ -109,10 +112,18 @@ class FrameReader:
     `begin(message)` is called with each message; it returns the memory that the body goes to first, or None when it
     wants none; what comes then is an error unless it called `skip_body`. `filled()` is called when that memory is full;
     it returns the next, or None when the body is complete. `credit(bytes)` is called when the other side has room.
+    `at_once(message, body)` is asked first when one recv brought a message, all of its body and nothing else, as is
+    usual for small ones: True when that was dealt with, False when it should go the way of all others.
     """
 
-    def __init__(self, begin: Callable[[memoryview], memoryview | None], filled: Place, credit: Callable[[int], None]):
-        self._begin, self._filled, self._credit = begin, filled, credit
+    def __init__(
+        self,
+        begin: Callable[[memoryview], memoryview | None],
+        filled: Place,
+        credit: Callable[[int], None],
+        at_once: AtOnce | None = None,
+    ) -> None:
+        self._begin, self._filled, self._credit, self._at_once = begin, filled, credit, at_once
         self._stage = memoryview(bytearray(_STAGE_BYTES))
         self._start = self._end = 0  # what is in the stage and not yet understood
         self._partial = bytearray()  # the earlier parts of a long message
@@ -140,10 +151,24 @@ class FrameReader:
             return self._receive_directly(sock, self._target, flags)
         else:
             count = sock.recv_into(self._stage, 0, flags)
+            if self._at_once is not None and not self._body_left and count >= _HEADER_BYTES and self._whole(count):
+                return count
         self._end = end + count
         if count:
             self._understand()
         return count
+
+    def _whole(self, count: int) -> bool:
+        """Whether the stage holds one whole message with its body, and that was dealt with at once."""
+        stage, at_once = self._stage, self._at_once
+        kind, meta_bytes, body_bytes = _unpack(stage)
+        body = _HEADER_BYTES + meta_bytes
+        if kind != _MESSAGE or body + body_bytes != count or meta_bytes > FRAME_META_BYTES:
+            return False
+        if at_once is None or self._open or self._partial or not at_once(stage[_HEADER_BYTES:body], stage[body:count]):
+            return False
+        self.body_bytes += body_bytes
+        return True
 
     def feed(self, data: bytes) -> None:
         """Bytes that were received elsewhere; no more than fit."""

@@ -18,11 +18,9 @@ from dataclasses import dataclass
 from gradtide.errors import AuthenticationError, CommunicationError
 from gradtide.transport.authenticate import HANDSHAKE_S, Handshake, same_user, tune
 from gradtide.transport.connection import Connection
+from gradtide.transport.patience import Patience
 
-__all__ = ["LOOK_AGAIN_S", "Service"]
-
-# A processor that sleeps takes 50 to 200 us to wake on a virtual machine: more than it takes to answer a small request.
-LOOK_AGAIN_S = 150e-6
+__all__ = ["Service"]
 
 _IN = select.EPOLLIN
 _OUT = select.EPOLLOUT
@@ -61,7 +59,8 @@ class Service:
         self._newcomers: OrderedDict[int, _Newcomer] = OrderedDict()  # the first is the first to be late
         self._links: dict[int, _Link] = {}
         self._accept_at_s = 0.0  # 0: accepting
-        self._lively = False  # whether a peer said something in the last turn
+        self._lively = False  # whether a peer said something in the last turn, so that more may follow at once
+        self._patience = Patience()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(listener, _IN)
@@ -105,29 +104,19 @@ class Service:
         """Waits for something to happen, at most so long, and deals with it."""
         if self._newcomers or self._accept_at_s:
             timeout_s = min(timeout_s, self._expire(time.monotonic()))
-        for number, events in self._poll(timeout_s):
-            link = self._links.get(number)
-            if link is not None:
+        links = self._links
+        ready = self._patience.look_again(self._epoll.poll) if self._lively else None
+        self._lively = False
+        for number, events in ready or self._epoll.poll(timeout_s):
+            if number in links:
                 self._lively = True
-                self._move(number, link, events)
+                self._move(number, links[number], events)
             elif number in self._newcomers:
                 self._shake_hands(number)
             elif number == self._wake_read:
                 os.read(number, 4096)
             elif number == self._listener.fileno():
                 self._accept()
-
-    def _poll(self, timeout_s: float) -> list[tuple[int, int]]:
-        """Looks again for a moment before it sleeps, if there was something a moment ago."""
-        if self._lively:
-            self._lively = False
-            until_s = time.perf_counter() + min(LOOK_AGAIN_S, timeout_s)
-            while time.perf_counter() < until_s:
-                ready = self._epoll.poll(0)
-                if ready:
-                    return ready
-                os.sched_yield()
-        return self._epoll.poll(timeout_s)
 
     def _move(self, number: int, link: _Link, events: int) -> None:
         connection = link.connection
