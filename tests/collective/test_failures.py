@@ -119,6 +119,26 @@ def test_after_a_timeout_the_group_says_that_it_is_broken(fresh):
     fresh.run(broken_stays_broken, 2)
 
 
+def in_a_child(rank, size):
+    """A forked child is told that it is not the rank that its parent is, also where the call would be a short one."""
+    group, tensor = _kept["group"], torch.ones(3)
+    group.all_reduce(tensor)
+    child = os.fork()
+    if child == 0:
+        try:
+            group.all_reduce(tensor)
+        except CommunicationError as error:
+            os._exit(0 if "forked" in str(error) else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    group.all_reduce(tensor)
+
+
+def test_a_forked_child_can_t_use_its_parent_s_group(fresh):
+    fresh.run(join, 2, "forked")
+    fresh.run(in_a_child, 2)
+
+
 def left(rank, size):
     group = _kept["group"]
     if rank == 1:

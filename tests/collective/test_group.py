@@ -2,7 +2,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from cases import DTYPES, Case, check, group_of, reductions_of, same
+from cases import DTYPES, Case, check, group_of, reduced, reductions_of, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -70,6 +70,52 @@ def cut_anywhere(rank, size, dtype, cuts):
 def test_bits_depend_neither_on_the_message_s_size_nor_on_bucket_boundaries(ranks, dtype):
     for size in (2, 3, 5):
         ranks.run(cut_anywhere, size, dtype, [1, 77, 40_000, 110_001])
+
+
+def mixed(rank, size, count, dtype, reduction, shared_ranks):
+    """Some ranks come with a tensor in shared memory, at places of their own, and the others with any other."""
+    group = group_of(rank, size)
+    inputs = [(torch.randn(count, generator=torch.Generator().manual_seed(r)) * 100).to(dtype) for r in range(size)]
+    memory = group.shared_tensor(count + 64 * size, dtype)
+    mine = memory[7 * rank : 7 * rank + count].copy_(inputs[rank]) if rank in shared_ranks else inputs[rank].clone()
+    case = Case("all_reduce", reduction, dtype, (count,), "", 0, 0)
+    assert same(group.all_reduce(mine, reduction), reduced(case, inputs))
+    outside = torch.cat([memory[: 7 * rank], memory[7 * rank + count :]])
+    assert rank not in shared_ranks or outside.eq(0).all(), "something was written beside the tensor"
+
+
+@pytest.mark.parametrize("count", [100, 2048, 5003, 40_001, 300_007])
+def test_tensors_anywhere_in_shared_memory_or_in_none_give_the_same_bits(ranks, count):
+    for size in (2, 3, 5):
+        for dtype, reduction in ((torch.float32, "sum"), (torch.bfloat16, "mean"), (torch.int16, "bxor")):
+            for shared_ranks in (range(size), [0], [size - 1]):
+                ranks.run(mixed, size, count, dtype, reduction, tuple(shared_ranks))
+
+
+def many_memories(rank, size):
+    """More than kernels have rows for: what is not in a row is reduced as any other tensor."""
+    group = group_of(rank, size)
+    tensors = [group.shared_tensor(3000) for _ in range(1030)]
+    for tensor in (tensors[0], tensors[-1], tensors[500]):
+        assert group.all_reduce(tensor.fill_(rank + 1.0)).eq(size * (size + 1) / 2).all()
+    del tensors[::2]
+    assert group.all_reduce(group.shared_tensor(3000).fill_(1.0)).eq(size).all()
+
+
+def test_there_can_be_any_number_of_shared_tensors(ranks):
+    ranks.run(many_memories, 2)
+
+
+def negated(rank, size):
+    """The imaginary part of a conjugate is contiguous if it is one number, but its memory holds the opposite."""
+    group = group_of(rank, size)
+    for _ in range(2):
+        number = torch.tensor([complex(0, rank + 1)]).conj().imag
+        assert group.all_reduce(number).tolist() == [-size * (size + 1) / 2]
+
+
+def test_a_number_that_is_negated_when_read_is_summed_as_it_reads(ranks):
+    ranks.run(negated, 2)
 
 
 def in_order(rank, size):

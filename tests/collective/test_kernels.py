@@ -3,30 +3,33 @@ import re
 import subprocess
 import sys
 
-from numba import njit, types
+import pytest
+from numba import cfunc, njit, types
 
-from gradtide.collective import kernels
-from gradtide.collective.kernels import KERNELS
-
-
-def _ir(kernel, element=None):
-    signature = kernel.signature(element)
-    dispatcher = njit(nogil=True)(kernel._function)
-    dispatcher.compile(signature.args)
-    return dispatcher.inspect_llvm(signature.args)
+from gradtide.collective.kernels import KERNELS, LINE_BYTES, Line, Op
+from gradtide.collective.kernels.arithmetic import write_block
 
 
-def test_counters_are_read_with_acquire_and_raised_with_release():
-    text = _ir(KERNELS.STEP)
+def _ir(kernel):
+    dispatcher = njit(nogil=True)(kernel.function)
+    dispatcher.compile(kernel.signature.args)
+    return dispatcher.inspect_llvm(kernel.signature.args)
+
+
+@pytest.mark.parametrize("kernel", [KERNELS.STEP, KERNELS.ALL_REDUCE], ids=["step", "all_reduce"])
+def test_counters_are_read_with_acquire_and_raised_with_release(kernel):
+    text = _ir(kernel)
     assert re.search(r"load atomic i64, .* acquire", text)
     assert re.search(r"store atomic i64 .* release", text)
     assert "fence seq_cst" in text
     assert not re.search(r"(load|store) atomic .* (monotonic|unordered)", text)
 
 
-def test_no_kernel_may_reorder_sums():
-    text = _ir(KERNELS.REDUCE, types.float32)
-    assert re.search(r"fadd <\d+ x float>", text), "sums are not vectorised"
+def test_no_block_may_reorder_sums_and_each_of_its_loops_is_vectorised():
+    text = cfunc(types.void(*[types.int64] * 6))(write_block(types.float32, Op.SUM)).inspect_llvm()
+    loops = set(re.findall(r"^(vector\.body\S*):", text, re.MULTILINE))
+    assert len(loops) == 4, loops
+    assert re.search(r"fadd <\d+ x float>", text)
     assert not re.search(r"\bf(add|mul|sub|div) (fast|reassoc|nnan|contract)", text)
 
 
@@ -50,7 +53,7 @@ def _first_kernel(**environment):
         "from gradtide.collective.kernels import KERNELS\n"
         "import numpy as np\n"
         "line = np.zeros(16, np.int64)\n"
-        "assert KERNELS.RAISE[None](line.ctypes.data, 5) == 0 and line[0] == 5\n"
+        "assert KERNELS.RAISE.entry(line.ctypes.data, 5) == 0 and line[0] == 5\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True, check=False
@@ -73,4 +76,4 @@ def test_a_damaged_cache_is_compiled_anew(tmp_path):
 
 
 def test_a_line_holds_a_counter_and_its_headers():
-    assert kernels._OFFSET + kernels.BUFFERS <= kernels.LINE_BYTES // 8
+    assert Line.WORDS <= LINE_BYTES // 8

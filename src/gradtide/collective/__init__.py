@@ -3,12 +3,13 @@
 in_process.py    all_reduce between the devices of one process
 
 group.py         Group: join, then all_reduce, broadcast, send, ...; blocking or a handle
+calls.py         its calls: one at a time and in order, now or in the background, none after it broke
 joining.py       how a group comes to be, on one host or on many
 lane.py          work that must happen in order, now or in the background
 prepare.py       tensors as the collectives take them, and results where they were asked for
 signature.py     what a rank wants, as a text and as a number that ranks compare
 reductions.py    the reductions by name, and who computes them
-elements.py      what kernels call them
+elements.py      what kernels need of them
 one_host.py      every collective between ranks of one host, through slots or in place
 many_hosts.py    every collective between hosts: shared memory inside, one leader a host between
 
@@ -22,7 +23,7 @@ probing.py       measures the links between the ranks
 segments.py      tensors in memory that all ranks see
 channel.py       messages from one rank to another on the same host
 board.py         the meeting place in shared memory, and waiting that notices the dead and the late
-kernels.py       the compiled part: atomics, copying, reducing
+kernels/         the compiled part: atomics, meeting, copying, reducing
 preload.py       all of this loaded ahead, by a process that makes workers by fork
 """
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gradtide.collective.kernels import BUFFERS, DONE, KERNELS, LINE_BYTES, MISMATCHED, WAITING, Me
+from gradtide.collective.kernels import BUFFERS, DONE, KERNELS, LINE_BYTES, MISMATCHED, WAITING, Line, Me
 from gradtide.collective.signature import TEXTS, Signature
 from gradtide.errors import CommunicationError, Mismatch, PeerLost, PeerTimeout
 from gradtide.transport.futex import futex_wait
@@ -28,8 +28,8 @@ CHANNEL_BUFFERS, CHANNEL_BYTES = 2, 64 * 1024
 _PIECE_BYTES = 128 * 1024  # of an ordinary tensor on its way: source, slots and result stay in the second-level cache
 _SPLIT_BYTES = 32 * 1024
 _LOOK_S = 0.1  # a rank that waits looks this often whether its peers live
+_IN_PLACE_BYTES = 8 * 1024
 _PAGE = 4096
-_SEGMENT_WORD, _OFFSET_WORD = 6, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +89,14 @@ class Board:
             (Me.SLOT_BYTES, SLOT_BYTES),
             (Me.SPLIT_BYTES, _SPLIT_BYTES),
             (Me.PIECE_BYTES, _PIECE_BYTES),
+            (Me.IN_PLACE_BYTES, _IN_PLACE_BYTES),
+            (Me.BEARS, 2**62 if crowded else 0),
         )
         for word, value in settings:
             self.words[word] = value
         self._arrivals = [self.base + self.layout.arrival(other) for other in range(size)]
-        self._step = KERNELS.STEP[None]
-        self._raise, self._spin = KERNELS.RAISE[None], KERNELS.SPIN[None]
-        self._before_sleep = KERNELS.BEFORE_SLEEP[None]
+        self._step, self._before_sleep = KERNELS.STEP.entry, KERNELS.BEFORE_SLEEP.entry
+        self._raise, self._spin = KERNELS.RAISE.entry, KERNELS.SPIN.entry
 
     # --- Meetings ---
 
@@ -117,10 +118,10 @@ class Board:
     def shared_by_all(self) -> list[int] | None:
         """After a step: each rank's offset, if all of them came with a tensor in the same shared memory."""
         version = int(self.words[Me.SEQUENCE]) % BUFFERS
-        segments = self._lines[:, _SEGMENT_WORD + version]
+        segments = self._lines[:, Line.SEGMENT + version]
         if segments[0] == 0 or (segments != segments[0]).any():
             return None
-        return [int(offset) for offset in self._lines[:, _OFFSET_WORD + version]]
+        return [int(offset) for offset in self._lines[:, Line.OFFSET + version]]
 
     def next_slot(self) -> torch.Tensor:
         """This rank's slot for the next meeting. It is free: all who read its last content have arrived since."""

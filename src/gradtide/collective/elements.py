@@ -1,13 +1,13 @@
 """What kernels call the reductions and the types of elements."""
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from numba import types
 
-from gradtide.collective.kernels import Op
+from gradtide.collective.kernels import Op, blocks_of
 
-__all__ = ["code_of", "element_of"]
+__all__ = ["Blocks", "blocks_for"]
 
 _CODES = {
     "sum": Op.SUM,
@@ -25,7 +25,7 @@ _BOOL_CODES = _CODES | {"sum": Op.BOR, "max": Op.BOR, "min": Op.BAND, "product":
 _ELEMENTS = {
     torch.float32: types.float32,
     torch.float64: types.float64,
-    torch.bfloat16: types.uint16,  # see kernels.py: uint16 stands for bfloat16
+    torch.bfloat16: types.uint16,  # see kernels/arithmetic.py: uint16 stands for bfloat16
     torch.int8: types.int8,
     torch.uint8: types.uint8,
     torch.bool: types.uint8,
@@ -35,10 +35,22 @@ _ELEMENTS = {
 }
 
 
-def code_of(reduction: str, dtype: torch.dtype) -> int:
-    return (_BOOL_CODES if dtype == torch.bool else _CODES)[reduction]
+class Blocks(NamedTuple):
+    """What kernels need of a reduction."""
+
+    combine: int  # address of what adds a rank
+    last: int  # and of what adds the last one
+    item_bytes: int  # of what they take for an element
 
 
-def element_of(dtype: torch.dtype) -> Any:
-    """The numba type of this dtype's elements, or None where kernels have none."""
-    return _ELEMENTS.get(dtype)
+def blocks_for(reduction: str, dtype: torch.dtype) -> Blocks | None:
+    """Compiled now if need be; None where kernels have none. Bits are the same in any grouping: bytes will do."""
+    element, item_bytes = _ELEMENTS.get(dtype), dtype.itemsize
+    if element is None:
+        return None
+    op = (_BOOL_CODES if dtype == torch.bool else _CODES)[reduction]
+    if op in (Op.BAND, Op.BOR, Op.BXOR):
+        element, item_bytes = types.uint8, 1
+    elif op in (Op.SUM, Op.PRODUCT) and element == types.int8:
+        element = types.uint8
+    return Blocks(*blocks_of(element, op), item_bytes)

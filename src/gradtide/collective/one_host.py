@@ -7,6 +7,8 @@ or, when every rank's lies in the same shared memory, is read where it is.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from gradtide.collective.board import SLOT_BYTES, Board
@@ -16,9 +18,9 @@ from gradtide.collective.reductions import Reduction, reduce_in_order
 from gradtide.collective.segments import Segments
 from gradtide.collective.signature import Signature
 
-__all__ = ["IN_PLACE_BYTES", "Call", "OneHost"]
+__all__ = ["AllReduce", "Call", "OneHost"]
 
-IN_PLACE_BYTES = 256 * 1024  # shared tensors from this size on are read and reduced where they lie
+_IN_PLACE_BYTES = 256 * 1024  # where Python does it, shared tensors from this size on are read where they lie
 _ALIGN = 64
 
 # What a rank does after a meeting, with what every rank showed (as bytes, parts x width) and where that piece begins.
@@ -33,6 +35,15 @@ class Call:
     timeout_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """A plan for kernels: all that is the same at every all-reduce of one shape, type and reduction."""
+
+    address: int
+    signature: Signature
+    words: npt.NDArray[np.int64]  # what is at the address
+
+
 class OneHost:
     """Every collective, between the ranks that meet at one board."""
 
@@ -40,6 +51,7 @@ class OneHost:
         self.board, self.segments = board, Segments(board)
         self.rank, self.size = board.rank, board.size
         self._channels = Channels(board)
+        self.all_reduce_now = KERNELS.ALL_REDUCE.entry  # (address of a plan, address of a tensor): a code
 
     def close(self) -> None:
         self.board.peers.close()
@@ -48,17 +60,35 @@ class OneHost:
         self.board.step(call.signature, call.timeout_s)
 
     def all_reduce(self, call: Call, tensor: torch.Tensor, how: Reduction) -> None:
-        size_bytes = tensor.numel() * how.item_bytes
-        if size_bytes >= IN_PLACE_BYTES:
+        if how.blocks is not None:
+            return self.run(self.plan(call.signature, tensor.numel(), how), tensor, call.timeout_s)
+        if tensor.numel() * how.item_bytes >= _IN_PLACE_BYTES:
             segment, offset = self.segments.find(tensor)
             self.board.step(call.signature, call.timeout_s, segment, offset)
             if (offsets := self.board.shared_by_all()) is not None:
                 self._reduce_in_place(tensor, offsets, how)
                 return self.board.step(call.signature, call.timeout_s)
-        if how.element is not None:
-            return self._reduce_staged(call, tensor, how)
         flat = _bytes(tensor)
         return self._exchange(call, flat.view(1, -1), lambda shown, at: self._reduce(how, flat, shown, 0, at))
+
+    def plan(self, signature: Signature, count: int, how: Reduction) -> AllReduce:
+        """What the compiled all-reduce needs to know, for a reduction that kernels have."""
+        assert how.blocks is not None
+        combine, last, item = how.blocks
+        words = np.array(
+            [self.board.me, count * how.item_bytes // item, item, signature.number, combine, last], np.int64
+        )
+        return AllReduce(words.ctypes.data, signature, words)
+
+    def run(self, plan: AllReduce, tensor: torch.Tensor, timeout_s: float) -> None:
+        code = self.all_reduce_now(plan.address, tensor.data_ptr())
+        if code != DONE:
+            self.finish(plan, tensor, code, timeout_s)
+
+    def finish(self, plan: AllReduce, tensor: torch.Tensor, code: int, timeout_s: float) -> None:
+        """Sees a compiled all-reduce that did not end at once to its end."""
+        address = tensor.data_ptr()
+        self.board.finish(code, lambda: int(self.all_reduce_now(plan.address, address)), plan.signature, timeout_s)
 
     def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> None:
         flat = _bytes(tensor)
@@ -126,7 +156,7 @@ class OneHost:
     ) -> None:
         """Each rank shows its parts (rows of bytes) and takes from the others', a piece of all rows at a time."""
         rows, width = parts.shape[0], parts.shape[1] if width is None else width
-        if rows * width >= IN_PLACE_BYTES:
+        if rows * width >= _IN_PLACE_BYTES:
             segment, offset = self.segments.find(parts)
             self.board.step(call.signature, call.timeout_s, segment, offset)
             if (offsets := self.board.shared_by_all()) is not None:
@@ -146,26 +176,15 @@ class OneHost:
         """Reduces one row of what the ranks showed into the piece of `flat` that begins there."""
         sources = [parts[row] for parts in shown]
         target = flat[begin : begin + len(sources[0])]
-        if how.element is None:
+        if how.blocks is None:
             reduce_in_order(how, target.view(how.dtype), [source.view(how.dtype) for source in sources])
             return
         self.board.aim([source.data_ptr() for source in sources])
-        count = len(target) // how.item_bytes
-        KERNELS.REDUCE[how.element](self.board.me, target.data_ptr(), count, how.code, 0, how.item_bytes)
-
-    def _reduce_staged(self, call: Call, tensor: torch.Tensor, how: Reduction) -> None:
-        kernel = KERNELS.STAGED[how.element]
-        arguments = (tensor.data_ptr(), tensor.numel(), how.code, call.signature.number, 0, how.item_bytes)
-        code = kernel(self.board.me, *arguments)
-        if code != DONE:
-            self.board.finish(code, lambda: int(kernel(self.board.me, *arguments)), call.signature, call.timeout_s)
+        combine, last, item = how.blocks
+        KERNELS.REDUCE.entry(self.board.me, target.data_ptr(), len(target) // item, item, combine, last)
 
     def _reduce_in_place(self, tensor: torch.Tensor, offsets: list[int], how: Reduction) -> None:
-        """This rank's part of tensors that all lie in shared memory."""
-        if how.element is not None:
-            self.board.aim(self.segments.addresses(tensor, offsets))
-            KERNELS.IN_PLACE[how.element](self.board.me, tensor.numel(), how.code, 0, how.item_bytes)
-            return
+        """This rank's part of tensors that all lie in shared memory, where kernels can't compute."""
         views = [view.view(how.dtype) for view in self.segments.views(tensor, offsets)]
         grain = max(1, _ALIGN // how.item_bytes)
         lines = -(-tensor.numel() // grain)

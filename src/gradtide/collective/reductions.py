@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from gradtide.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradtide.collective.elements import Blocks
 
 __all__ = ["REDUCTIONS", "Reduction", "combine", "reduce_in_order", "reduction"]
 
@@ -27,25 +30,19 @@ REDUCTIONS = tuple(_TORCH)
 
 
 class Reduction:
-    """A reduction of elements of one dtype. `code` and `element` are what kernels take; element is None without one.
+    """A reduction of elements of one dtype. `blocks` are what kernels call, or None where torch computes.
 
-    Both are looked up when first asked for: the devices of one process add with torch alone, and need not load numba.
+    They are compiled when first asked for: the devices of one process add with torch alone, and need not load numba.
     """
 
     def __init__(self, name: str, dtype: torch.dtype) -> None:
         self.name, self.dtype, self.item_bytes = name, dtype, dtype.itemsize
 
     @cached_property
-    def code(self) -> int:
-        from gradtide.collective.elements import code_of
+    def blocks(self) -> "Blocks | None":
+        from gradtide.collective.elements import blocks_for
 
-        return code_of(self.name, self.dtype)
-
-    @cached_property
-    def element(self) -> Any:
-        from gradtide.collective.elements import element_of
-
-        return element_of(self.dtype)
+        return blocks_for(self.name, self.dtype)
 
     def finish(self, target: torch.Tensor, ranks: int) -> None:
         if self.name == "mean":

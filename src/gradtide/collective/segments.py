@@ -6,15 +6,18 @@ import os
 import weakref
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from gradtide.collective.board import Board
+from gradtide.collective.kernels import Me, Row
 from gradtide.collective.signature import Signature
 from gradtide.transport.memory import create_memory, map_memory, tensor_over
 
 __all__ = ["Segments"]
 
 _PAGE = 4096
+_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,13 @@ class _Segment:
 
 
 class Segments:
-    """What this rank has mapped, by the address of its own part."""
+    """What this rank has mapped, by the address of its own part; kernels find the same in rows of numbers."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
         self._by_address: dict[int, _Segment] = {}
+        self._rows = np.zeros((_ROWS, Row.WORDS), np.int64)
+        board.words[Me.SEGMENTS] = self._rows.ctypes.data
         self._made = 0
 
     def create(
@@ -47,9 +52,7 @@ class Segments:
         part_bytes = -(-size_bytes // _PAGE) * _PAGE
         mapping = self._share(part_bytes * board.size, timeout_s)
         own = tensor_over(mapping, dtype, shape, board.rank * part_bytes)
-        table, address = self._by_address, own.data_ptr()
-        reference = weakref.ref(mapping, lambda _: table.pop(address, None) and None)
-        table[address] = _Segment(self._made, part_bytes, reference)
+        self._remember(own.data_ptr(), part_bytes, mapping)
         return own
 
     def create_common(
@@ -61,6 +64,24 @@ class Segments:
         if size_bytes == 0:
             return torch.empty(shape, dtype=dtype)
         return tensor_over(self._share(-(-size_bytes // _PAGE) * _PAGE, timeout_s), dtype, shape)
+
+    def _remember(self, address: int, part_bytes: int, mapping: mmap.mmap) -> None:
+        """Until the mapping goes. What finds no free row is still shared; all-reduce then takes it for any other."""
+        board, table, ends = self._board, self._by_address, self._rows[:, Row.END]
+        free = int(ends.argmin())
+        found = ends[free] == 0
+
+        def forget(_: object) -> None:
+            table.pop(address, None)
+            if found:
+                ends[free] = 0  # a kernel may be reading the rows, but not for a tensor in this one
+
+        table[address] = _Segment(self._made, part_bytes, weakref.ref(mapping, forget))
+        if not found:
+            return
+        first = address - board.rank * part_bytes
+        self._rows[free] = (address, address + part_bytes, self._made, first, part_bytes)
+        board.words[Me.ROWS] = max(int(board.words[Me.ROWS]), free + 1)
 
     def _share(self, total_bytes: int, timeout_s: float) -> mmap.mmap:
         board = self._board
@@ -91,10 +112,3 @@ class Segments:
             tensor_over(mapping, torch.uint8, size, rank * segment.part_bytes + offset)
             for rank, offset in enumerate(offsets)
         ]
-
-    def addresses(self, tensor: torch.Tensor, offsets: list[int]) -> list[int]:
-        """The same as addresses."""
-        start = tensor.untyped_storage().data_ptr()
-        part_bytes = self._by_address[start].part_bytes
-        first = start - self._board.rank * part_bytes
-        return [first + rank * part_bytes + offset for rank, offset in enumerate(offsets)]

@@ -1,0 +1,146 @@
+"""A group's calls: one at a time and in order, now or in the background, and none after it broke."""
+
+import os
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, Literal, TypeVar, overload
+
+import torch
+
+from gradtide.collective.lane import Lane
+from gradtide.collective.many_hosts import ManyHosts
+from gradtide.collective.one_host import AllReduce, Call, OneHost
+from gradtide.collective.prepare import give_back, plain
+from gradtide.collective.signature import Signature
+from gradtide.errors import CommunicationError, ConfigError, Mismatch
+from gradtide.handle import Handle
+
+__all__ = ["Calls"]
+
+T = TypeVar("T")
+Tensor = torch.Tensor
+_REMEMBERED = 1024  # plans
+_alive: "weakref.WeakSet[Calls]" = weakref.WeakSet()
+
+
+class Calls:
+    """Runs what a group is asked for. Messages to and from each peer have lanes of their own."""
+
+    def __init__(self, name: str, backend: OneHost | ManyHosts, timeout_s: float) -> None:
+        self._name, self._backend, self._timeout_s = name, backend, timeout_s
+        self._board = (backend if isinstance(backend, OneHost) else backend.host).board
+        self.lane = Lane()
+        self._message_lanes: dict[tuple[str, int], Lane] = {}
+        self.plans: dict[Hashable, AllReduce] = {}  # what may be run without asking here; none once the group is broken
+        self._broken = ""
+        self._close_backend = weakref.finalize(self, backend.close)
+        _alive.add(self)
+
+    def close(self) -> None:
+        for lane in (self.lane, *self._message_lanes.values()):
+            lane.close(self._timeout_s)
+        self._break(self._broken or "it was closed")
+        self._close_backend()
+
+    def remember(self, key: Hashable, plan: AllReduce) -> None:
+        if len(self.plans) >= _REMEMBERED:
+            self.plans.clear()
+        self.plans[key] = plan
+        if self._broken:  # by the background, just now
+            self.plans.clear()
+
+    def _break(self, why: str) -> None:
+        self._broken = why
+        self.plans.clear()
+
+    def call(self, signature: Signature, timeout_s: float | None) -> Call:
+        return Call(signature, self._timeout_s if timeout_s is None else timeout_s)
+
+    def in_place(
+        self,
+        signature: Signature,
+        tensor: Tensor,
+        work: Callable[[Call, Tensor], None],
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        """Work that changes a tensor, which is what comes back."""
+        prepared = plain(tensor)
+
+        def whole(call: Call) -> Tensor:
+            work(call, prepared)
+            return give_back(prepared, tensor)
+
+        return self.run(signature, whole, async_op, timeout_s)
+
+    def into(
+        self,
+        signature: Signature,
+        tensor: Tensor,
+        out: Tensor,
+        work: Callable[[Call, Tensor, Tensor], None],
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        """Work that fills `out` from a tensor."""
+        source, target = plain(tensor), plain(out)
+
+        def whole(call: Call) -> Tensor:
+            work(call, source, target)
+            return give_back(target, out)
+
+        return self.run(signature, whole, async_op, timeout_s)
+
+    @overload
+    def run(
+        self, signature: Signature, work: Callable[[Call], T], async_op: Literal[False], timeout_s: float | None
+    ) -> T: ...
+
+    @overload
+    def run(
+        self, signature: Signature, work: Callable[[Call], T], async_op: bool, timeout_s: float | None
+    ) -> T | Handle[T]: ...
+
+    def run(
+        self, signature: Signature, work: Callable[[Call], T], async_op: bool, timeout_s: float | None
+    ) -> T | Handle[T]:
+        call = self.call(signature, timeout_s)
+
+        def guarded() -> T:
+            return self.guarded(lambda: work(call))
+
+        if async_op:
+            return self.lane.submit(signature.text, guarded)
+        return self.lane.run(signature.text, guarded)
+
+    def message(self, key: tuple[str, int], call: Call, work: Callable[[], T], async_op: bool) -> Any:
+        # Each direction to each peer has its own lane: a receive that waits must not keep the send that it waits for.
+        lane = self._message_lanes.setdefault(key, Lane())
+        text = f"{key[0]} of {call.signature.text}"
+        if async_op:
+            return lane.submit(text, lambda: self.guarded(work))
+        return lane.run(text, lambda: self.guarded(work))
+
+    def guarded(self, work: Callable[[], T]) -> T:
+        """Runs it, unless the group is broken; remembers if it breaks. After a mismatch nobody is ahead."""
+        self._board.check_process()
+        if self._broken:
+            raise CommunicationError(f"group {self._name!r} can't be used any more ({self._broken}); join a new one")
+        try:
+            return work()
+        except (Mismatch, ConfigError):
+            raise
+        except BaseException as error:
+            self._break(f"{type(error).__name__}: {error}".rstrip(": "))
+            if isinstance(self._backend, ManyHosts):
+                self._backend.close()  # the ranks of this host wait for us, not for who is lost: tell them at once
+            raise
+
+
+def _forget_in_child() -> None:
+    # A forked child must not go on as the rank that its parent is: without plans it is told so.
+    for calls in list(_alive):
+        calls.plans.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,40 @@
+"""The compiled part: meeting in shared memory, copying and reducing, with the GIL released and no fastmath.
+
+words.py         where kernels and Python put the numbers that they tell each other
+atomics.py       what numba lacks: atomics, addresses, system calls
+arithmetic.py    what a reduction does with a block of elements, for each type and reduction
+meeting.py       counters, and meetings of all ranks
+reducing.py      all-reduce in one call
+compiled.py      compiles all that when first asked for, or loads it from the disk
+"""
+
+from gradtide.collective.kernels.compiled import KERNELS, Kernel, block_address, blocks_of
+from gradtide.collective.kernels.words import (
+    BUFFERS,
+    DONE,
+    LINE_BYTES,
+    MISMATCHED,
+    WAITING,
+    Line,
+    Me,
+    Op,
+    Plan,
+    Row,
+)
+
+__all__ = [
+    "BUFFERS",
+    "DONE",
+    "KERNELS",
+    "LINE_BYTES",
+    "MISMATCHED",
+    "WAITING",
+    "Kernel",
+    "Line",
+    "Me",
+    "Op",
+    "Plan",
+    "Row",
+    "block_address",
+    "blocks_of",
+]
