@@ -55,6 +55,7 @@ def two_hosts():
         yield names
 
 
+@pytest.mark.slow  # it measures: beside other work the links and the processes share the cores
 def test_hierarchical_on_two_hosts_takes_the_predicted_time(two_hosts):
     environment = os.environ | {
         "WORLD_SIZE": "4",

@@ -295,7 +295,7 @@ class Group:
         extents = (shape,) if isinstance(shape, int) else tuple(shape)
         signature = sign("common_tensor", dtype, extents)
         create = self._host.segments.create_common
-        return self._run(signature, lambda c: create(c.signature, extents, dtype, c.timeout_s), False, timeout_s)
+        return self._calls.run(signature, lambda c: create(c.signature, extents, dtype, c.timeout_s), False, timeout_s)
 
     @property
     def on_one_host(self) -> bool:

@@ -13,8 +13,7 @@ def load() -> None:
     with _nobody_asks_for_scipy():
         from gradtide.collective.kernels import KERNELS
 
-        for kernel in (KERNELS.STEP, KERNELS.RAISE, KERNELS.SPIN, KERNELS.BEFORE_SLEEP):
-            kernel[None]
+        _ = KERNELS.STEP.entry, KERNELS.RAISE.entry, KERNELS.SPIN.entry, KERNELS.BEFORE_SLEEP.entry
     import gradtide.collective.group  # noqa: F401
 
 
