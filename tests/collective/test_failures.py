@@ -86,7 +86,7 @@ def test_a_stopped_rank_is_a_timeout_at_the_deadline_that_names_it(fresh):
         kind, text, begin, end, _ = fresh.answer(rank)
         assert kind == "PeerTimeout"
         assert "rank 2 did not arrive at all_reduce(sum) of float32[3, 10] within 1 s" in text
-        assert 1.0 <= end - begin < 3.0  # a busy machine may take its time to wake it
+        assert 1.0 <= end - begin < 1.25  # with a load of 5 on 2 cores: 1.001 to 1.023 s
     os.kill(pids[2], signal.SIGCONT)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradtide.errors import CommunicationError, ConfigError
-from gradtide.transport.memory import create_memory, map_memory, tensor_over
+from gradtide.transport.memory import address_of, create_memory, gather_pages, map_memory, tensor_over
 
 
 def _mapped(label):
@@ -71,3 +71,17 @@ def test_a_tensor_keeps_its_mapping_alive_and_the_last_one_lets_it_go():
 
 def test_an_empty_tensor_needs_no_memory():
     assert tensor_over(mmap.mmap(-1, 4096), torch.float32, (3, 0)).shape == (3, 0)
+
+
+def test_large_memory_begins_on_a_large_page_and_keeps_what_is_in_it_when_its_pages_are_gathered():
+    size = (5 << 20) + 4096
+    descriptor = create_memory("large", size)
+    first, second = map_memory(os.dup(descriptor), size), map_memory(descriptor, size)
+    assert address_of(first) % (2 << 20) == address_of(second) % (2 << 20) == 0
+    whole = tensor_over(first, torch.uint8, (size,)).copy_(torch.arange(size) % 251)
+    for part in range(3):
+        gather_pages(second, part, 3)
+    assert torch.equal(tensor_over(second, torch.uint8, (size,)), whole)
+    del first, second, whole
+    gc.collect()
+    assert _mapped("large") == 0

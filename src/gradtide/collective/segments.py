@@ -12,7 +12,7 @@ import torch
 from gradtide.collective.board import Board
 from gradtide.collective.kernels import Me, Row
 from gradtide.collective.signature import Signature
-from gradtide.transport.memory import create_memory, map_memory, tensor_over
+from gradtide.transport.memory import create_memory, gather_pages, map_memory, tensor_over
 
 __all__ = ["Segments"]
 
@@ -51,6 +51,7 @@ class Segments:
             return torch.empty(shape, dtype=dtype)
         part_bytes = -(-size_bytes // _PAGE) * _PAGE
         mapping = self._share(part_bytes * board.size, timeout_s)
+        gather_pages(mapping, board.rank, board.size)
         own = tensor_over(mapping, dtype, shape, board.rank * part_bytes)
         self._remember(own.data_ptr(), part_bytes, mapping)
         return own
