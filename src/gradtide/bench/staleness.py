@@ -22,7 +22,7 @@ __all__ = ["GOAL", "MODES", "TITLES", "Result", "bench_staleness", "draw", "keep
 
 MODES = ("bsp", "bounded:4", "async")
 WORKERS, SERVERS = 2, 2
-BATCH_SIZE, LR = 2048, 0.2
+BATCH_SIZE, LR = 1024, 0.2
 TITLES = {"calm": "nothing slows anybody", "slow": "worker 1 at a third of its speed", "stalls": "random stalls"}
 _COLOURS = {"bsp": "#0072b2", "bounded:4": "#e69f00", "async": "#009e73"}
 
@@ -50,10 +50,10 @@ class _Silent(Output):
 
 
 def bench_staleness(seeds: Sequence[int], steps: int, tell: Callable[[str], None]) -> Iterator[Result]:
-    """Every mode in every weather; within a seed they take turns, so that noise hits all."""
+    """Every mode in every weather; within a seed modes take turns, so that noise hits all."""
     data_dir = fashion_mnist_folder(None, read_environment())
-    for seed in seeds:
-        for weather in WEATHERS:
+    for weather in WEATHERS:
+        for seed in seeds:
             for mode in MODES:
                 tell(f"seed {seed}: {mode}, {TITLES[weather]}")
                 yield Result(mode, weather, seed, _run(mode, weather, seed, steps, str(data_dir)))
