@@ -1,11 +1,13 @@
 """The command line, one file a command.
 
-app.py            puts the commands together; turns our errors into one line and exit code 2
+entry.py          loads what the asked command needs; turns our errors into one line and exit code 2
+app.py            puts the commands together
 train.py          trains a model, shows it live, keeps what it saw
 train_workers.py  the same on several workers: starts them
 train_report.py   ... shows how far they are, and what came of it
 run.py            starts a script on several workers of this machine
 plan.py           which synchronisation is best on these links, and why
+plan_table.py     what plan prints
 plan_sizes.py     which one wins from which size on
 topology.py       lists, shows, checks and probes topologies
 serve.py          a server or the coordinator of a store, on any machine
@@ -16,6 +18,6 @@ bench.py          gradtide beside its peers
 doctor.py         what this machine has, and what that means
 """
 
-from gradtide.cli.app import main
+from gradtide.cli.entry import main
 
 __all__ = ["main"]

@@ -1,6 +1,5 @@
-"""Puts the commands together; turns our errors into one line and exit code 2."""
+"""Puts the commands together."""
 
-import sys
 from typing import Annotated
 
 import typer
@@ -10,14 +9,13 @@ from gradtide.cli import store, topology
 from gradtide.cli.bench import bench
 from gradtide.cli.chaos import chaos
 from gradtide.cli.doctor import doctor
-from gradtide.cli.plan import plan
+from gradtide.cli.plan import SUMMARY, plan
 from gradtide.cli.run import SETTINGS, run
 from gradtide.cli.serve import coordinator, secret, serve
 from gradtide.cli.status import status
 from gradtide.cli.train import train
-from gradtide.errors import GradtideError
 
-__all__ = ["app", "main"]
+__all__ = ["app"]
 
 app = typer.Typer(
     name="gradtide",
@@ -46,7 +44,18 @@ def _gradtide(
 
 app.command()(train)
 app.command(context_settings=SETTINGS)(run)
-app.command()(plan)
+
+
+@app.command(
+    "plan",
+    help=SUMMARY,
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def _plan(context: typer.Context) -> None:
+    plan(context.args)
+
+
 app.command()(doctor)
 app.command()(serve)
 app.command()(coordinator)
@@ -56,12 +65,3 @@ app.command()(status)
 app.add_typer(store.app, name="store")
 app.add_typer(topology.app, name="topology")
 app.add_typer(bench, name="bench")
-
-
-def main() -> None:
-    """The `gradtide` command. A user's mistake is one line and exit code 2."""
-    try:
-        app()
-    except GradtideError as error:
-        print(f"gradtide: {error}", file=sys.stderr)
-        sys.exit(2)

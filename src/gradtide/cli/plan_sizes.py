@@ -4,8 +4,6 @@ import json as json_text
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from gradtide.errors import ConfigError
 from gradtide.schedule.bound import bound
 from gradtide.schedule.draw.sizes import draw_sizes, winning_regions
@@ -36,11 +34,11 @@ def show_sizes(topology: str, sizes: str, asked: tuple[Any, ...], json: bool, ou
     if json:
         found = [{"name": r.name, "from_bytes": r.from_bytes, "to_bytes": r.to_bytes} for r in regions]
         data = {"bound_seconds_per_byte": lower / high, "winners": found, "sizes": steps, "seconds": seconds}
-        typer.echo(json_text.dumps(data, indent=2).replace("Infinity", "null"))
+        print(json_text.dumps(data, indent=2).replace("Infinity", "null"))
     else:
-        typer.echo(f"{collective} on {wired.name}")
+        print(f"{collective} on {wired.name}")
         for region in regions:
-            typer.echo(f"  {_size(region.from_bytes):>9} to {_size(region.to_bytes):<9} {region.name}")
+            print(f"  {_size(region.from_bytes):>9} to {_size(region.to_bytes):<9} {region.name}")
     if output:
         bounds = [lower * size / high for size in steps]
         draw_sizes(output, steps, seconds, bounds, title=f"{collective} on {wired.name}")

@@ -12,7 +12,7 @@ from gradtide.topology.routes import Route, Routes
 
 __all__ = ["Path", "Resources", "fair_rates"]
 
-SMALL = 48  # flows; below that, plain Python fills faster than numpy
+SMALL = 400  # flows; below that, plain Python fills faster than numpy
 
 
 class Path(NamedTuple):
@@ -89,24 +89,33 @@ def _fill_small(flows: Sequence[tuple[Path, int]], capacity: Sequence[float]) ->
             users.setdefault(number, []).append(at)
             crowd[number] = crowd.get(number, 0) + count
     left = {number: capacity[number] for number in crowd}
+    share = {number: left[number] / count for number, count in crowd.items()}
     rates = [0.0] * len(flows)
-    while crowd:
-        level = min(left[number] / crowd[number] for number in crowd) * (1 + 1e-12)
-        full = [number for number in crowd if left[number] <= level * crowd[number]]
-        for at in {at for number in full for at in users[number] if not rates[at]}:
-            path, count = flows[at]
-            rates[at] = level
-            for number in path.resources:
-                left[number] -= level * count
-                crowd[number] -= count
-        crowd = {number: count for number, count in crowd.items() if count}
+    while share:
+        level = min(share.values()) * (1 + 1e-12)
+        lighter: set[int] = set()
+        for full in [number for number, offered in share.items() if offered <= level]:
+            for at in users[full]:
+                if rates[at]:
+                    continue
+                path, count = flows[at]
+                rates[at] = level
+                lighter.update(path.resources)
+                for number in path.resources:
+                    left[number] -= level * count
+                    crowd[number] -= count
+        for number in lighter:
+            if crowd[number]:
+                share[number] = left[number] / crowd[number]
+            else:
+                del share[number]
     return rates
 
 
 def _fill_large(flows: Sequence[tuple[Path, int]], capacity: Sequence[float]) -> list[float]:
     spans = np.array([len(path.resources) for path, _ in flows])
     flow = np.repeat(np.arange(len(flows)), spans)
-    used = np.concatenate([np.array(path.resources) for path, _ in flows])
+    used = np.array([number for path, _ in flows for number in path.resources])
     count = np.array([count for _, count in flows], dtype=float)
     left, total = np.array(capacity, dtype=float), len(capacity)
     rates = np.zeros(len(flows))

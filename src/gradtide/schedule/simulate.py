@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradtide.schedule.model import Schedule
-from gradtide.schedule.resources import SMALL, Path, Resources, fair_rates
+from gradtide.schedule.resources import Path, Resources, fair_rates
 from gradtide.topology.model import Topology
 
 __all__ = ["Simulation", "simulate"]
@@ -47,7 +47,7 @@ def simulate(
     chunk_bytes = [size_bytes * weight / total for weight in schedule.weights]
     run = _Run(schedule, resources, chunk_bytes, latency)
     run.to_the_end()
-    return _summary(schedule, topology, resources, chunk_bytes, run)
+    return _summary(schedule, topology, resources, run)
 
 
 class _Pair:
@@ -55,189 +55,220 @@ class _Pair:
     `served`, the bytes that each flow present since the beginning would have got. A flow ends when that reaches
     its goal, and a change of rate moves one event, not one per flow."""
 
-    __slots__ = ("goals", "moment", "path", "rate", "served", "version")
+    __slots__ = ("goals", "latency_s", "moment", "number", "path", "rate", "rivals", "served", "version")
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, number: int, path: Path, latency_s: float) -> None:
+        self.number, self.path, self.latency_s = number, path, latency_s
         self.goals: list[tuple[float, int]] = []  # a heap of (served when it ends, op)
         self.rate = self.served = self.moment = 0.0
         self.version = 0
+        self.rivals = 0  # bit i: pair i of the schedule uses some resource of this one's, too
 
     def advance(self, now: float) -> None:
         self.served += self.rate * (now - self.moment)
         self.moment = now
 
 
+class _Lane:
+    """The ops of one channel between one pair of ranks, and how many of them are over."""
+
+    __slots__ = ("done", "queue")
+
+    def __init__(self) -> None:
+        self.queue: list[int] = []
+        self.done = 0
+
+
 class _Run:
     """The state of one simulation."""
 
     def __init__(self, schedule: Schedule, resources: Resources, chunk_bytes: list[float], latency: bool) -> None:
-        self.ops, self.capacity, self.chunk_bytes = schedule.ops, resources.capacity, chunk_bytes
-        ranks, count = schedule.ranks, len(schedule.ops)
+        ops, ranks, count = schedule.ops, schedule.ranks, len(schedule.ops)
+        self.capacity = resources.capacity
+        self.bytes = [chunk_bytes[op.chunk] for op in ops]
         self.start, self.moving, self.end = [0.0] * count, [0.0] * count, [0.0] * count
-        place = {op.id: at for at, op in enumerate(self.ops)}
-        self.missing = [len(op.deps) for op in self.ops]
-        self.followers: list[list[int]] = [[] for _ in self.ops]
-        self.pairs: dict[tuple[int, int], _Pair] = {}
-        self.lanes: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-        for at, op in enumerate(self.ops):
-            for dep in op.deps:
+        place = {op.id: at for at, op in enumerate(ops)}
+        self.missing = [len(op.deps) for op in ops]
+        self.followers: list[list[int]] = [[] for _ in ops]
+        pairs: dict[tuple[int, int], _Pair] = {}
+        lanes: dict[tuple[int, int, int], _Lane] = defaultdict(_Lane)
+        self.pair_of: list[_Pair] = []
+        self.lane_of: list[_Lane] = []
+        for at, op in enumerate(ops):
+            _, src, dst, _, _, deps, channel = op
+            for dep in deps:
                 self.followers[place[dep]].append(at)
-            key = (op.src, op.dst)
-            if key not in self.pairs:
-                self.pairs[key] = _Pair(resources.required(ranks[op.src], ranks[op.dst]))
-            self.lanes[op.src, op.dst, op.channel].append(at)
-        self.heads = dict.fromkeys(self.lanes, 0)  # how far each lane has got
+            pair = pairs.get((src, dst))
+            if pair is None:
+                path = resources.required(ranks[src], ranks[dst])
+                pair = pairs[src, dst] = _Pair(len(pairs), path, path.latency_s if latency else 0.0)
+            self.pair_of.append(pair)
+            lane = lanes[src, dst, channel]
+            lane.queue.append(at)
+            self.lane_of.append(lane)
+        self.pairs = list(pairs.values())
+        _find_rivals(self.pairs)
         self.arrived = [False] * count  # its latency is over
-        self.latency = latency
-        self.events: list[tuple[float, int, int, tuple[int, int]]] = []  # (time, op or -1, version, pair)
-        self.active: dict[tuple[int, int], _Pair] = {}
-        self.users: dict[int, dict[tuple[int, int], None]] = defaultdict(dict)  # resource -> pairs through it
-        self.touched: dict[tuple[int, int], int] = {}  # pairs of this moment -> flows they had before it
-        self.known: dict[tuple[tuple[tuple[int, int], int], ...], list[float]] = {}
+        self.events: list[tuple[float, int, int, int]] = []  # (time, op or -1, version, pair)
+        self.active = 0  # bit i: pair i has rivals, and flows
+        self.touched: dict[int, int] = {}  # pairs of this moment -> flows they had before it
+        self.known: dict[tuple[int, tuple[int, ...]], list[float]] = {}  # rates of a company and its flows
 
     def to_the_end(self) -> None:
         for at, missing in enumerate(self.missing):
             if not missing:
                 self._ready(at, 0.0)
         self._share(0.0)
-        while self.events:
-            now = self.events[0][0]
+        events, pairs = self.events, self.pairs
+        while events:
+            now = events[0][0]
             limit = now + now * SAME_TIME
-            while self.events and self.events[0][0] <= limit:
-                _, op, version, pair = heapq.heappop(self.events)
+            while events and events[0][0] <= limit:
+                _, op, version, number = heapq.heappop(events)
                 if op >= 0:
                     self._arrive(op, now)
-                elif version == self.pairs[pair].version:
-                    self._finish(pair, now)
-            self._share(now)
+                elif version == pairs[number].version:
+                    self._finish(pairs[number], now)
+            if self.touched:
+                self._share(now)
         assert not any(self.missing), "a verified schedule always ends"
 
     def _ready(self, at: int, now: float) -> None:
         self.start[at] = now
-        op = self.ops[at]
-        latency_s = self.pairs[op.src, op.dst].path.latency_s if self.latency else 0.0
-        if latency_s:
-            heapq.heappush(self.events, (now + latency_s, at, 0, (op.src, op.dst)))
+        pair = self.pair_of[at]
+        if pair.latency_s:
+            heapq.heappush(self.events, (now + pair.latency_s, at, 0, pair.number))
         else:
             self._arrive(at, now)
 
     def _arrive(self, at: int, now: float) -> None:
         self.arrived[at] = True
-        op = self.ops[at]
-        lane = (op.src, op.dst, op.channel)
-        if self.lanes[lane][self.heads[lane]] == at:
+        lane = self.lane_of[at]
+        if lane.queue[lane.done] == at:
             self._move(at, now)
 
     def _move(self, at: int, now: float) -> None:
         """The op's bytes enter their links."""
-        op = self.ops[at]
-        key = (op.src, op.dst)
-        pair = self.pairs[key]
-        self.touched.setdefault(key, len(pair.goals))
+        pair = self.pair_of[at]
+        self.touched.setdefault(pair.number, len(pair.goals))
         pair.advance(now)
         self.moving[at] = now
-        heapq.heappush(pair.goals, (pair.served + self.chunk_bytes[op.chunk], at))
+        heapq.heappush(pair.goals, (pair.served + self.bytes[at], at))
 
-    def _finish(self, key: tuple[int, int], now: float) -> None:
+    def _finish(self, pair: _Pair, now: float) -> None:
         """The pair's first flow has ended, and with it those that end at the same moment."""
-        pair = self.pairs[key]
-        self.touched.setdefault(key, len(pair.goals))
+        goals = pair.goals
+        self.touched.setdefault(pair.number, len(goals))
         pair.version += 1
         pair.advance(now)
-        reached = max(pair.served + pair.rate * now * SAME_TIME, pair.goals[0][0])
+        reached = max(pair.served + pair.rate * now * SAME_TIME, goals[0][0])
         ended = []
-        while pair.goals and pair.goals[0][0] <= reached:
-            ended.append(heapq.heappop(pair.goals)[1])
-        if not pair.goals:
+        while goals and goals[0][0] <= reached:
+            ended.append(heapq.heappop(goals)[1])
+        if not goals:
             pair.served = 0.0  # keeps the sum small, so that it stays exact
         for at in ended:
             self._end(at, now)
 
     def _end(self, at: int, now: float) -> None:
         self.end[at] = now
-        op = self.ops[at]
-        lane = (op.src, op.dst, op.channel)
-        self.heads[lane] += 1
-        queue, head = self.lanes[lane], self.heads[lane]
-        if head < len(queue) and self.arrived[queue[head]]:
-            self._move(queue[head], now)
+        lane = self.lane_of[at]
+        lane.done += 1
+        if lane.done < len(lane.queue) and self.arrived[lane.queue[lane.done]]:
+            self._move(lane.queue[lane.done], now)
+        missing = self.missing
         for follower in self.followers[at]:
-            self.missing[follower] -= 1
-            if not self.missing[follower]:
+            missing[follower] -= 1
+            if not missing[follower]:
                 self._ready(follower, now)
 
     def _share(self, now: float) -> None:
         """New rates for those whose company changed in this moment, and a new end for whoever has a new rate."""
-        changed = [key for key, before in self.touched.items() if len(self.pairs[key].goals) != before]
-        for key in changed:
-            self._enlist(key)
-        for keys in self._companies(changed):
-            state = tuple((key, len(self.active[key].goals)) for key in keys)
-            rates = self.known.get(state)
-            if rates is None:
-                rates = fair_rates([(self.active[key].path, count) for key, count in state], self.capacity)
-                self.known[state] = rates
-            for key, rate in zip(keys, rates, strict=True):
-                if rate != self.active[key].rate:
-                    self.active[key].advance(now)
-                    self.active[key].rate = rate
-                    self.touched[key] = -1
-        for key in self.touched:
-            self._plan_end(key, now)
+        changed = []
+        for number, before in self.touched.items():
+            pair = self.pairs[number]
+            count = len(pair.goals)
+            if count == before:
+                continue
+            if not pair.rivals:
+                pair.rate = pair.path.bytes_per_s / count if count else 0.0
+                continue
+            changed.append(number)
+            if not count:
+                pair.rate = 0.0
+                self.active &= ~(1 << number)
+            elif not before:
+                self.active |= 1 << number
+        for company in self._companies(changed):
+            self._share_fairly(company, now)
+        for number in self.touched:
+            self._plan_end(self.pairs[number], now)
         self.touched = {}
 
-    def _enlist(self, key: tuple[int, int]) -> None:
-        pair = self.pairs[key]
-        if pair.goals and key not in self.active:
-            self.active[key] = pair
-            for number in pair.path.resources:
-                self.users[number][key] = None
-        elif not pair.goals:
-            pair.rate = 0.0
-            del self.active[key]
-            for number in set(pair.path.resources):
-                del self.users[number][key]
+    def _share_fairly(self, company: int, now: float) -> None:
+        members = []
+        rest = company
+        while rest:
+            lowest = rest & -rest
+            members.append(self.pairs[lowest.bit_length() - 1])
+            rest ^= lowest
+        counts = tuple([len(pair.goals) for pair in members])
+        rates = self.known.get((company, counts))
+        if rates is None:
+            flows = [(pair.path, count) for pair, count in zip(members, counts, strict=True)]
+            rates = fair_rates(flows, self.capacity)
+            self.known[company, counts] = rates
+        for pair, rate in zip(members, rates, strict=True):
+            if rate != pair.rate:
+                pair.advance(now)
+                pair.rate = rate
+                self.touched[pair.number] = -1
 
-    def _companies(self, changed: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-        """The groups of pairs that compete, directly or through others, with a changed one."""
-        if len(self.active) > SMALL and len(changed) > 1:
-            return [sorted(self.active)]  # numpy fills all of them faster than we could tell them apart
-        seen: set[tuple[int, int]] = set()
-        groups = []
+    def _companies(self, changed: list[int]) -> list[int]:
+        """The groups of pairs, as bits, that compete with a changed one, directly or through others."""
+        groups, seen = [], 0
         for first in changed:
-            if first in seen:
+            if seen >> first & 1:
                 continue
-            todo, group = [first], []
-            seen.add(first)
+            group = todo = 1 << first
             while todo:
-                key = todo.pop()
-                if key in self.active:
-                    group.append(key)
-                for number in self.pairs[key].path.resources:
-                    fresh = [other for other in self.users[number] if other not in seen]
-                    seen.update(fresh)
-                    todo += fresh
-            groups.append(sorted(group))
+                lowest = todo & -todo
+                fresh = self.pairs[lowest.bit_length() - 1].rivals & self.active & ~group
+                group |= fresh
+                todo = todo & ~lowest | fresh
+            seen |= group
+            groups.append(group & self.active)
         return groups
 
-    def _plan_end(self, key: tuple[int, int], now: float) -> None:
-        pair = self.pairs[key]
+    def _plan_end(self, pair: _Pair, now: float) -> None:
         pair.version += 1
         if pair.goals:
             end = now + max(0.0, pair.goals[0][0] - pair.served) / pair.rate
-            heapq.heappush(self.events, (end, -1, pair.version, key))
+            heapq.heappush(self.events, (end, -1, pair.version, pair.number))
 
 
-def _summary(
-    schedule: Schedule, topology: Topology, resources: Resources, chunk_bytes: list[float], run: _Run
-) -> Simulation:
+def _find_rivals(pairs: list[_Pair]) -> None:
+    """A pair without rivals, as most links of an NVLink mesh are, has a rate that depends on its own flows only."""
+    users: dict[int, int] = defaultdict(int)
+    for pair in pairs:
+        for resource in pair.path.resources:
+            users[resource] |= 1 << pair.number
+    for pair in pairs:
+        for resource in pair.path.resources:
+            pair.rivals |= users[resource]
+        pair.rivals &= ~(1 << pair.number)
+
+
+def _summary(schedule: Schedule, topology: Topology, resources: Resources, run: _Run) -> Simulation:
+    sent = [0.0] * len(run.pairs)  # between each pair
+    for pair, size in zip(run.pair_of, run.bytes, strict=True):
+        sent[pair.number] += size
     carried = np.zeros(len(resources.capacity))
-    for op in schedule.ops:
-        for number in run.pairs[op.src, op.dst].path.resources:
-            carried[number] += chunk_bytes[op.chunk]
+    for pair in run.pairs:
+        for resource in pair.path.resources:
+            carried[resource] += sent[pair.number]
     busy = carried / np.array(resources.capacity)
-    busiest = int(busy.argmax()) if busy.size else -1
+    busiest = int((busy >= busy.max() * (1 - 1e-9)).argmax()) if busy.size else -1  # of equals the first
     return Simulation(
         seconds=max(run.end, default=0.0),
         start_s=np.array(run.start),
@@ -246,5 +277,5 @@ def _summary(
         link_bytes=carried[: len(topology.links)],
         busiest_link=resources.names[busiest] if schedule.ops else "",
         busiest_seconds=float(busy[busiest]) if schedule.ops else 0.0,
-        wire_bytes=sum(chunk_bytes[op.chunk] for op in schedule.ops),
+        wire_bytes=sum(run.bytes),
     )

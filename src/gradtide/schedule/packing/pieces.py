@@ -107,7 +107,7 @@ def cut(groups: list[Group], pieces: int, per_root: bool) -> NDArray[np.intp]:
     parts = np.array([group.part for group in groups])
     roots = np.array([group.root if per_root else 0 for group in groups])
     counts = np.zeros(len(groups), dtype=np.intp)
-    kinds = np.unique(roots)
+    kinds = sorted({group.root for group in groups}) if per_root else [0]
     for root in kinds:
         here = np.flatnonzero(roots == root)
         share = parts[here] / parts[here].sum() * (pieces // len(kinds))

@@ -87,6 +87,6 @@ def wire_loads(network: Network, trees: Trees) -> Floats:
     nodes, parents = np.arange(len(network.nodes)), trees.parents
     arcs = np.where(trees.inward[:, None], network.arc_of[nodes, parents], network.arc_of[parents, nodes])
     used = np.zeros((network.wire_load.shape[1] + 1, len(trees)))  # the last row takes what is no arc
-    np.add.at(used, (np.where(parents >= 0, arcs, -1).T, np.arange(len(trees))), 1.0)
+    used[np.where(parents >= 0, arcs, -1).T, np.arange(len(trees))] = 1.0  # a tree takes an arc once
     loads: Floats = network.wire_load @ used[:-1]
     return loads
