@@ -5,6 +5,10 @@ import numpy as np
 import pytest
 
 from gradtide.schedule.packing import linear
+from gradtide.schedule.packing.generate import pack
+from gradtide.schedule.packing.network import network_of
+from gradtide.schedule.packing.trees import demand_of
+from gradtide.schedule.plan import request_for
 
 
 def problem(seed: int) -> linear.Programme:
@@ -18,17 +22,49 @@ def problem(seed: int) -> linear.Programme:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_extension_and_scipy_agree(seed: int):
-    core = linear._core()
+    core = linear._core(linear.CORE)
     assert core is not None
     ours, theirs = linear._through_core(core, problem(seed)), linear._through_scipy(problem(seed))
+    assert ours is not None
     assert ours.value == pytest.approx(theirs.value)
     assert ours.x == pytest.approx(theirs.x, abs=1e-9)
     assert ours.prices == pytest.approx(theirs.prices, abs=1e-9)
 
 
-def test_a_scipy_that_speaks_otherwise_is_asked_the_public_way(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(linear, "_core", object)
-    assert linear.minimise(problem(1)).value == pytest.approx(linear._through_scipy(problem(1)).value)
+OTHERS = {
+    "there is no such extension": "scipy.optimize._highspy._moved_elsewhere",
+    "it speaks otherwise": "scipy.optimize._lsap",
+}
+
+
+@pytest.mark.parametrize("core", OTHERS.values(), ids=OTHERS)
+def test_with_another_scipy_the_public_way_proves_the_same_bounds(core: str, monkeypatch: pytest.MonkeyPatch):
+    places = ("pcie-4gpu", "dgx1-v100", "ethernet-cluster:2x2@100")
+    usual = [seconds_of(place) for place in places]
+    monkeypatch.setattr(linear, "CORE", core)
+    assert [seconds_of(place) for place in places] == pytest.approx(usual, rel=1e-6)
+
+
+def seconds_of(place: str) -> float:
+    request = request_for(place, 160_000_000)
+    network = network_of(request)
+    return pack(network, demand_of(request, network)).bound
+
+
+def test_with_another_scipy_a_plan_is_the_same():
+    code = "from gradtide.schedule.packing import linear; linear.CORE = 'scipy.optimize._highspy._moved_elsewhere'; "
+    code += "import sys, gradtide; found = gradtide.plan('pcie-4gpu', 160_000_000); "
+    code += "assert 'scipy.optimize' in sys.modules; print(f'{found.bound_seconds:.6g} {found.best.name}')"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "0.0133333 packed-trees\n"
+
+
+def test_what_the_extension_gives_up_on_scipy_names():
+    nothing = np.zeros((0, 1))
+    impossible = linear.Programme(np.ones(1), np.ones((1, 1)), -np.ones(1), nothing, np.zeros(0))
+    assert linear._through_core(linear._core(linear.CORE), impossible) is None
+    with pytest.raises(AssertionError, match="infeasible"):
+        linear.minimise(impossible)
 
 
 def test_a_plan_does_not_import_scipy_optimize_which_still_works_afterwards():

@@ -60,8 +60,7 @@ FEW = ("pcie-4gpu", "dgx1-v100", "ethernet-cluster:2x2@100")
 def test_on_every_preset_no_strategy_beats_the_bound(place: str, collective: str):
     topology = preset(place)
     devices = tuple(node.name for node in topology.nodes if node.kind is NodeKind.DEVICE)
-    tight = 1.15 if place == CROSSED else 1.05 if collective == "all_reduce" else 1.1
-    check(Request(topology, devices, LARGE, collective), tight)  # type: ignore[arg-type]
+    check(Request(topology, devices, LARGE, collective), 1.05)  # type: ignore[arg-type]
 
 
 @st.composite
@@ -100,20 +99,14 @@ def ask(topology: Topology) -> Request:
     return Request(topology, devices, LARGE)
 
 
-@pytest.mark.parametrize(
-    ("examples", "allowed"),
-    [(40, 1), pytest.param(200, 4, marks=pytest.mark.slow)],  # 200 take four minutes
-)
-def test_on_random_wirings_no_strategy_beats_the_bound_and_packed_trees_come_close(examples: int, allowed: int):
-    """Not yet within 5 % everywhere: where routes cross on a hub, a few of 200 are up to 7 % above the bound."""
+@pytest.mark.parametrize("examples", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_on_random_wirings_no_strategy_beats_the_bound_and_packed_trees_come_close(examples: int):
     ratios = []
 
     @settings(max_examples=examples, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.one_of(wirings(), wirings(hubs=(NodeKind.SWITCH, NodeKind.HOST))))
     def collect(topology: Topology) -> None:
-        ratios.append(check(ask(topology), 1.10))
+        ratios.append(check(ask(topology), 1.05))
 
     collect()
     assert len(ratios) == examples
-    above = sorted(ratio for ratio in ratios if ratio > 1.05)
-    assert len(above) <= allowed, above

@@ -43,16 +43,19 @@ class Programme(NamedTuple):
 
 def minimise(programme: Programme) -> Solution:
     """The solution of a programme that has one."""
-    core = _core()
+    core = _core(CORE)
     if core is not None:
         try:
-            return _through_core(core, programme)
+            solution = _through_core(core, programme)
         except (AttributeError, TypeError):
-            pass  # another scipy, whose extension speaks otherwise
+            solution = None  # another scipy, whose extension speaks otherwise
+        if solution is not None:
+            return solution
     return _through_scipy(programme)
 
 
-def _through_core(core: Any, programme: Programme) -> Solution:
+def _through_core(core: Any, programme: Programme) -> Solution | None:
+    """What the extension finds; None where it gives up."""
     cost, at_most, limits, equal, sides, most = programme
     rows = np.vstack([at_most, equal])
     column, row = np.nonzero(rows.T)
@@ -72,7 +75,8 @@ def _through_core(core: Any, programme: Programme) -> Solution:
     solver.passOptions(options)
     solver.passModel(model)
     solver.run()
-    assert solver.getModelStatus() == core.HighsModelStatus.kOptimal, solver.getModelStatus()
+    if solver.getModelStatus() != core.HighsModelStatus.kOptimal:
+        return None
     solution = solver.getSolution()
     prices = np.maximum(-np.array(solution.row_dual[: len(limits)]), 0.0)
     return Solution(float(solver.getInfo().objective_function_value), np.array(solution.col_value), prices)
@@ -90,22 +94,23 @@ def _through_scipy(programme: Programme) -> Solution:
 
 
 @cache
-def _core() -> Any:
+def _core(name: str) -> Any:
     """scipy's HiGHS extension, loaded by its file if scipy.optimize is not there already; None where it isn't."""
-    if CORE in sys.modules:
-        return sys.modules[CORE]
-    scipy = importlib.util.find_spec("scipy")
-    folders = (scipy.submodule_search_locations if scipy else None) or []
+    if name in sys.modules:
+        return sys.modules[name]
+    package, *inside = name.split(".")
+    spec = importlib.util.find_spec(package)
+    folders = (spec.submodule_search_locations if spec else None) or []
     for folder in folders:
         for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-            path = Path(folder, "optimize", "_highspy", f"_core{suffix}")
+            path = Path(folder, *inside[:-1], f"{inside[-1]}{suffix}")
             if path.exists():
-                return _load(path)
+                return _load(name, path)
     return None
 
 
-def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(CORE, path)
+def _load(name: str, path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         return None
     try:
@@ -113,5 +118,5 @@ def _load(path: Path) -> Any:
         spec.loader.exec_module(module)
     except ImportError:
         return None
-    sys.modules[CORE] = module  # pybind11 types register once a process: a later scipy.optimize must find this one
+    sys.modules[name] = module  # pybind11 types register once a process: a later scipy.optimize must find this one
     return module

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from gradtide.schedule.packing.generate import Packing
 from gradtide.schedule.packing.network import Network
 
-__all__ = ["Arc", "Group", "Step", "cut", "groups_of", "hop_loads", "steps"]
+__all__ = ["Arc", "Group", "Step", "arcs_of", "cut", "groups_of", "hop_loads", "steps"]
 
 Arc = tuple[int, int]
 
@@ -41,8 +41,8 @@ def groups_of(packing: Packing) -> list[Group]:
     for root in np.unique(trees.roots):
         here = [at for at in np.flatnonzero(trees.roots == root)[::-1] if packing.parts[at] > 0]
         here.sort(key=lambda at: -packing.parts[at])
-        up = [(float(packing.parts[at]), _hops(trees.parents[at])) for at in here if trees.inward[at]]
-        down = [(float(packing.parts[at]), _hops(trees.parents[at])) for at in here if not trees.inward[at]]
+        up = [(float(packing.parts[at]), arcs_of(trees.parents[at], True)) for at in here if trees.inward[at]]
+        down = [(float(packing.parts[at]), arcs_of(trees.parents[at], False)) for at in here if not trees.inward[at]]
         groups += _paired(int(root), up, down)
     return groups
 
@@ -57,6 +57,12 @@ def _hops(parents: NDArray[np.intp]) -> tuple[Arc, ...]:
         done |= set(next_ones)
         todo = [node for node in todo if node not in done]
     return tuple(hops)
+
+
+def arcs_of(parents: NDArray[np.intp], inward: bool) -> tuple[Arc, ...]:
+    """The hops of a tree in the order of a group's `up` or `down`."""
+    hops = _hops(parents)
+    return tuple(reversed(hops)) if inward else tuple((parent, child) for child, parent in hops)
 
 
 Shared = list[tuple[float, tuple[Arc, ...]]]
@@ -75,8 +81,7 @@ def _paired(root: int, up: Shared, down: Shared) -> list[Group]:
             middle = (start + end) / 2
             into = ups[min(int(np.searchsorted(end_up, middle)), len(ups) - 1)][1]
             out = downs[min(int(np.searchsorted(end_down, middle)), len(downs) - 1)][1]
-            arcs_up = tuple(reversed(into))
-            groups.append(Group(root, float(end - start), arcs_up, tuple((parent, child) for child, parent in out)))
+            groups.append(Group(root, float(end - start), into, out))
         start = end
     return groups
 

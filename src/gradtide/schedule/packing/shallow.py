@@ -12,7 +12,7 @@ from gradtide.schedule.packing.network import Network
 from gradtide.schedule.packing.price import from_root, to_names, without_idle_leaves
 from gradtide.schedule.packing.trees import Demand, Trees, wire_loads
 
-__all__ = ["flattened"]
+__all__ = ["flattened", "trees_at"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -72,23 +72,52 @@ def _flat_trees(network: Network, demand: Demand, arc_costs: Floats) -> Trees:
     return without_idle_leaves(trees, network)
 
 
-def _grow(costs: Floats, hops: Ints) -> tuple[Ints, Ints]:
-    """Trees out of node 0: always the cheapest arc next that doesn't go deeper than hops[b]. Parents and depths."""
+def trees_at(network: Network, root: int, inward: bool, arc_costs: Floats, hops: Ints) -> Trees:
+    """Trees at this root, cheap at arc_costs[b] and no deeper than hops[b], for those b that have one."""
+    n = len(network.nodes)
+    costs = np.full((len(hops), n, n), MISSING)  # of the arc between a node and its parent
+    heads, tails = (network.tails, network.heads) if inward else (network.heads, network.tails)
+    costs[:, heads, tails] = arc_costs
+    names = (np.arange(n) + root) % n
+    in_turn = np.arange(len(hops)) % 2 == 0 if inward else None  # others are deep, but may fit where these don't
+    parents, depth = _grow(costs[:, names[:, None], names], hops, in_turn)
+    spans = ((depth <= n) | (names >= network.devices)).all(axis=1)
+    roots = np.full(int(spans.sum()), root)
+    trees = Trees(np.full(len(roots), inward), roots, to_names(parents[spans], roots))
+    return without_idle_leaves(trees, network)
+
+
+def _grow(costs: Floats, hops: Ints, in_turn: NDArray[np.bool_] | None = None) -> tuple[Ints, Ints]:
+    """Trees out of node 0: always the cheapest arc next that doesn't go deeper than hops[b]. Parents and depths.
+
+    Where in_turn[b], a node sends to one child after the other, and a child is as deep as its turn is late: backwards,
+    that is how a node adds up one arrival at a time.
+    """
     batch, n, _ = costs.shape
+    turns = np.zeros(batch, dtype=np.intp) if in_turn is None else in_turn.astype(np.intp)
     parents = np.full((batch, n), -1, dtype=np.intp)
     depth = np.full((batch, n), n + 1, dtype=np.intp)
     depth[:, 0] = 0
+    used = np.full((batch, n), 2 * n, dtype=np.intp)  # the depth of a node's next child, less one
+    used[:, 0] = 0
     best, via = costs[:, :, 0].copy(), np.zeros((batch, n), dtype=np.intp)
     best[:, 0] = np.inf
     for _ in range(n - 1):
         b = np.flatnonzero(best.min(axis=1) < MISSING / 2)
         v = best[b].argmin(axis=1)
-        parents[b, v] = via[b, v]
-        depth[b, v] = depth[b, via[b, v]] + 1
+        u = via[b, v]
+        parents[b, v] = u
+        depth[b, v] = used[b, v] = used[b, u] + 1
+        used[b, u] += turns[b]
         best[b, v] = np.inf
+        full = b[(turns[b] > 0) & (used[b, u] >= hops[b])]
         b, v = b[depth[b, v] < hops[b]], v[depth[b, v] < hops[b]]
         offered = costs[b, :, v]
         better = (offered < best[b]) & (depth[b] > n)
         best[b] = np.where(better, offered, best[b])
         via[b] = np.where(better, v[:, None], via[b])
+        if len(full):  # a parent has no turn left: look again who offers what
+            open_costs = np.where((used[full] < hops[full, None])[:, None, :], costs[full], np.inf)
+            via[full] = open_costs.argmin(axis=2)
+            best[full] = np.where(depth[full] > n, open_costs.min(axis=2), np.inf)
     return parents, depth

@@ -12,12 +12,18 @@ from math import ceil
 
 import numpy as np
 
+from gradtide.schedule.packing.generate import Packing
 from gradtide.schedule.packing.network import Network
-from gradtide.schedule.packing.pieces import Group, Step, cut, hop_loads
+from gradtide.schedule.packing.pieces import Group, Step, cut, hop_loads, steps
+from gradtide.schedule.packing.trees import Demand
+from gradtide.schedule.packing.whole import fitting, least_ratios
 
-__all__ = ["SideBySide", "levels", "side_by_side"]
+__all__ = ["SideBySide", "in_rounds", "levels", "side_by_side", "whole_trees"]
 
 MOST_UNITS = 200
+MOST_SEARCHED = 48  # more whole trees fit better, but leave fewer rounds to each
+EASIER = (0.0, 0.015, 0.03)  # what is added to the least time that may be possible
+SEARCHES = 8  # for other numbers of trees or in more time, before we give up
 USUAL_FILLING = 0.5  # of the promised time to fill; 0.2 to 0.6 was measured on random wirings
 FILLING = 0.01  # of the whole time may go into filling the pipeline; finer pieces than that only make more ops
 
@@ -60,21 +66,62 @@ def side_by_side(
     loads, hops = hop_loads(network, list(groups)), max(len(group.up) + len(group.down) for group in groups)
     depth = max(level for group in groups for level, *_ in levels(group)) + 1
     latency_s = depth * float(network.latency_s.max())
-    best: tuple[float, float, int, list[int]] | None = None
+    best: tuple[float, list[int]] | None = None
     step = max(1, owners)
     for units in range(step, min(MOST_UNITS, most_ops // hops) + 1, step):
         counts = cut(list(groups), units, per_root=owners > 0)
         moving_s = size_bytes * float((loads @ counts).max()) / units
-        filling_s = (depth - 1) * moving_s
-        rounds = max(1, min(most_ops // hops // units, ceil(filling_s / FILLING / (moving_s + latency_s))))
-        seconds = moving_s + filling_s / rounds + latency_s
-        if best is None or seconds < best[0] * (1 - 1e-3):
-            best = (seconds, filling_s / rounds, rounds, counts.tolist())
+        filling_s, _ = _filling(moving_s, depth, latency_s, most_ops // hops // units)
+        if best is None or moving_s + filling_s < best[0] * (1 - 1e-3):
+            best = (moving_s + filling_s, counts.tolist())
     if best is None:
         return None
-    at_most_s, filling_s, rounds, shares = best
-    units_of = (group for group, count in zip(groups, shares, strict=True) for _ in range(count))
-    return SideBySide(tuple(units_of), rounds, at_most_s, at_most_s - (1 - USUAL_FILLING) * filling_s)
+    return in_rounds(
+        network, [g for g, count in zip(groups, best[1], strict=True) for _ in range(count)], size_bytes, most_ops
+    )
+
+
+def whole_trees(
+    network: Network, demand: Demand, packing: Packing, groups: list[Group], size_bytes: int, most_ops: int
+) -> SideBySide | None:
+    """What a search for whole trees that fit the wires finds; None where it finds none."""
+    hops = max(len(group.up) + len(group.down) for group in groups)
+    step = 1 if demand.free else len({group.root for group in groups})
+    counts = np.arange(step, min(MOST_SEARCHED, most_ops // hops) + 1, step)
+    if not len(counts):
+        return None
+    ratios = least_ratios(network, packing, counts)
+    filling = USUAL_FILLING * max(steps(group) for group in groups) * counts * hops / most_ops
+    found = [
+        (count, ratio + more, (ratio + more) * (1 + fill))
+        for count, ratio, fill in zip(counts, ratios, filling, strict=True)
+        for more in EASIER
+    ]
+    for count, ratio, _ in sorted(found, key=lambda each: float(each[2]))[:SEARCHES]:
+        if ratio == np.inf:
+            return None
+        units = fitting(network, demand, packing, groups, int(count), float(ratio))
+        if units:
+            return in_rounds(network, sorted(units, key=lambda unit: unit.root), size_bytes, most_ops)
+    return None
+
+
+def in_rounds(network: Network, units: list[Group], size_bytes: int, most_ops: int) -> SideBySide:
+    """These unit trees, in as many rounds as so many ops allow and the filling of the pipeline is worth."""
+    depth = max(level for unit in set(units) for level, *_ in levels(unit)) + 1
+    latency_s = depth * float(network.latency_s.max())
+    moving_s = size_bytes * float(hop_loads(network, units).sum(axis=1).max()) / len(units)
+    hops = sum(len(unit.up) + len(unit.down) for unit in units)
+    filling_s, rounds = _filling(moving_s, depth, latency_s, most_ops // hops)
+    at_most_s = moving_s + filling_s + latency_s
+    return SideBySide(tuple(units), rounds, at_most_s, at_most_s - (1 - USUAL_FILLING) * filling_s)
+
+
+def _filling(moving_s: float, depth: int, latency_s: float, most_rounds: int) -> tuple[float, int]:
+    """How long the pipeline takes to fill, at most, and with how many rounds."""
+    filling_s = (depth - 1) * moving_s
+    rounds = max(1, min(most_rounds, ceil(filling_s / FILLING / (moving_s + latency_s))))
+    return filling_s / rounds, rounds
 
 
 def levels(group: Group) -> list[tuple[int, int, int, bool]]:

@@ -86,7 +86,6 @@ def wire_loads(network: Network, trees: Trees) -> Floats:
     """wires × trees: the bytes on each wire per byte that a tree carries."""
     nodes, parents = np.arange(len(network.nodes)), trees.parents
     arcs = np.where(trees.inward[:, None], network.arc_of[nodes, parents], network.arc_of[parents, nodes])
-    used = np.zeros((network.wire_load.shape[1] + 1, len(trees)))  # the last row takes what is no arc
-    used[np.where(parents >= 0, arcs, -1).T, np.arange(len(trees))] = 1.0  # a tree takes an arc once
-    loads: Floats = network.wire_load @ used[:-1]
+    of_arc = np.vstack([network.wire_load.T, np.zeros(len(network.wires))])  # the last row is for what is no arc
+    loads: Floats = of_arc[np.where(parents >= 0, arcs, -1)].sum(axis=1).T
     return loads

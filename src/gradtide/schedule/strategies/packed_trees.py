@@ -11,7 +11,7 @@ from gradtide.schedule.model import Collective, Kind, Schedule
 from gradtide.schedule.packing.network import Network
 from gradtide.schedule.packing.pieces import Group, cut, groups_of, hop_loads, steps
 from gradtide.schedule.packing.shallow import flattened
-from gradtide.schedule.packing.side_by_side import SideBySide, side_by_side
+from gradtide.schedule.packing.side_by_side import SideBySide, side_by_side, whole_trees
 from gradtide.schedule.packing.timetable import Timetable, timetable
 from gradtide.schedule.packing.trees import demand_of
 from gradtide.schedule.request import Request, strategy
@@ -20,7 +20,10 @@ from gradtide.schedule.writer import Writer
 from gradtide.topology.model import NodeKind, Topology
 
 GOOD_ENOUGH = 1.03  # times the bound; then nothing else is tried
-SLACKS = (0.005, 0.02)  # of the busiest wire: more where routes of several full wires cross
+SLACKS = (0.02, 0.005)  # of the busiest wire: more where routes of several full wires cross
+USUAL_OPS = 4_000  # while somebody waits for a plan of a usual size
+MOST_OPS = 30_000
+CLOSE = 1.05  # times the bound; then timetables, which take long where routes cross, needn't be tried
 MANY_ARCS = 128  # with more, timetables of all that many ops take seconds to make
 
 
@@ -34,23 +37,35 @@ def packed_trees(request: Request) -> Schedule:
 
 def most_ops(size_bytes: int) -> int:
     """Few while somebody waits for a plan of a usual size, more where large buffers make finer pieces worth it."""
-    return min(20_000, max(4_000, size_bytes // 100_000))
+    return min(MOST_OPS, max(USUAL_OPS, size_bytes // 100_000))
 
 
 def _best(request: Request, best: Packed) -> Schedule:
     """A few pieces if they are enough, else trees side by side or finer timetables, whichever is done first."""
     network, size_bytes = best.network, request.size_bytes
     owners = network.devices if request.collective in ("reduce_scatter", "all_gather") else 0
-    groups = {slack: _cuts(request, slack)[0] for slack in SLACKS}
-    latency_s = max(steps(group) for group in groups[SLACKS[0]]) * float(network.latency_s.mean())
+    slacks = SLACKS if most_ops(size_bytes) > USUAL_OPS else SLACKS[:1]
+    groups, cuts = _cuts(request, slacks[0])
+    latency_s = max(steps(group) for group in groups) * float(network.latency_s.mean())
     enough_s = GOOD_ENOUGH * size_bytes * best.packing.bound + latency_s
-    coarse = timetable(network, *_coarsest(request), size_bytes, enough_s)
+    coarse = timetable(network, groups, cuts[0], size_bytes, enough_s)
     if coarse.seconds <= enough_s:  # on one switch: a piece a device, in a hundred ops
         return _written(request, network, coarse)
-    fair = (side_by_side(network, groups[slack], size_bytes, most_ops(size_bytes), owners) for slack in SLACKS)
-    plans: list[SideBySide | Timetable] = [plan for plan in fair if plan is not None]
-    for slack in SLACKS:
-        if plans and min(plan.seconds for plan in plans) <= enough_s:
+    plans: list[SideBySide | Timetable] = []
+    for slack in slacks:
+        fair = side_by_side(network, _cuts(request, slack)[0], size_bytes, most_ops(size_bytes), owners)
+        plans += [fair] if fair else []
+        if _done(plans, enough_s):
+            break
+    few = len(network.tails) <= MANY_ARCS  # with more, the search takes half a minute and seldom finds anything
+    if len(slacks) > 1 and few and _crosses(network) and not _done(plans, enough_s):
+        whole = whole_trees(
+            network, demand_of(request, network), best.packing, groups, size_bytes, most_ops(size_bytes)
+        )
+        plans += [whole] if whole else []
+        enough_s *= CLOSE / GOOD_ENOUGH
+    for slack in slacks:
+        if _done(plans, enough_s):
             break
         plan, finer_helps = _finest_that_helps(request, best, slack, enough_s)
         plans.append(plan)
@@ -59,9 +74,13 @@ def _best(request: Request, best: Packed) -> Schedule:
     return _written(request, network, min(plans, key=lambda each: each.seconds))
 
 
-def _coarsest(request: Request) -> tuple[list[Group], list[int]]:
-    groups, cuts = _cuts(request, SLACKS[0])
-    return groups, cuts[0]
+def _done(plans: list[SideBySide | Timetable], enough_s: float) -> bool:
+    return any(plan.seconds <= enough_s for plan in plans)
+
+
+def _crosses(network: Network) -> bool:
+    """Whether several routes share some wire."""
+    return bool(((network.wire_load > 0).sum(axis=1) > 1).any())
 
 
 def _finest_that_helps(request: Request, best: Packed, slack: float, enough_s: float) -> tuple[Timetable, bool]:
