@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,3 +111,8 @@ def test_mistakes_are_one_clear_line(arguments: list[str], fault: str):
     with pytest.raises(GradtideError, match=fault) as error:
         CliRunner().invoke(app, ["plan", *arguments], catch_exceptions=False)
     assert "\n" not in str(error.value)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    words = f"{sys.executable} -m gradtide plan ring:4 --size 1MB | true"
+    assert subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=60).stderr == ""

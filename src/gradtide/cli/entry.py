@@ -1,6 +1,8 @@
 """The `gradtide` command: loads what the asked command needs; turns our errors into one line and exit code 2."""
 
+import os
 import sys
+from collections.abc import Callable
 
 from gradtide.errors import GradtideError
 
@@ -20,8 +22,18 @@ def _run(words: list[str]) -> None:
     if words[:1] == ["plan"]:  # without the other commands and their library, whose import takes 0.2 s
         from gradtide.cli.plan import plan
 
-        plan(words[1:])
+        _until_unread(lambda: plan(words[1:]))
         return
     from gradtide.cli.app import app
 
     app()
+
+
+def _until_unread(command: Callable[[], None]) -> None:
+    """A reader that has seen enough (`| head`) is no error of ours."""
+    try:
+        command()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to print has nowhere to go
+        sys.exit(1)
