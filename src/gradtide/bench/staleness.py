@@ -106,8 +106,12 @@ def draw(results: Sequence[Result], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, len(WEATHERS), figsize=(12, 3.6), sharey=True, layout="constrained")
-    for axes, weather in zip(panels, WEATHERS, strict=True):
+    weathers = [weather for weather in WEATHERS if any(result.weather == weather for result in results)]
+    size = 1 + 4 * len(weathers), 3.6
+    figure, (panels,) = pyplot.subplots(
+        1, len(weathers), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
+    for axes, weather in zip(panels, weathers, strict=True):
         for mode in MODES:
             runs = [result for result in results if (result.weather, result.mode) == (weather, mode)]
             for number, run in enumerate(runs):
