@@ -23,7 +23,7 @@ from gradtide.transport.frames import (
     cut,
     whole,
 )
-from gradtide.transport.patience import Patience
+from gradtide.transport.patience import look_again
 
 __all__ = ["UNLIMITED", "Connection"]
 
@@ -44,7 +44,6 @@ class Connection:
         self._wire: list[Buffer] = []  # what of the first frames is left to send; has its credit
         self._queued_bytes = 0
         self._reader: FrameReader | None = None
-        self._patience = Patience()
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._guard: AbstractContextManager[object] = nullcontext()
@@ -201,7 +200,7 @@ class Connection:
         what we sent, for nothing.
         """
         poll = self._poll.poll
-        return bool(self._patience.look_again(poll) or poll(timeout_s * 1000)) and self.receive()
+        return bool(look_again(poll) or poll(timeout_s * 1000)) and self.receive()
 
     def wait(self, timeout_s: float, what: str) -> None:
         """Until there is something to receive or room to send; a PeerTimeout says who and what was awaited."""

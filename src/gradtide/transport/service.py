@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from gradtide.errors import AuthenticationError, CommunicationError
 from gradtide.transport.authenticate import HANDSHAKE_S, Handshake, same_user, tune
 from gradtide.transport.connection import Connection
-from gradtide.transport.patience import Patience
+from gradtide.transport.patience import look_again
 
 __all__ = ["Service"]
 
@@ -60,7 +60,6 @@ class Service:
         self._links: dict[int, _Link] = {}
         self._accept_at_s = 0.0  # 0: accepting
         self._lively = False  # whether a peer said something in the last turn, so that more may follow at once
-        self._patience = Patience()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(listener, _IN)
@@ -105,7 +104,7 @@ class Service:
         if self._newcomers or self._accept_at_s:
             timeout_s = min(timeout_s, self._expire(time.monotonic()))
         links = self._links
-        ready = self._patience.look_again(self._epoll.poll) if self._lively else None
+        ready = look_again(self._epoll.poll) if self._lively else None
         self._lively = False
         for number, events in ready or self._epoll.poll(timeout_s):
             if number in links:
