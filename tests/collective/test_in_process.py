@@ -60,7 +60,7 @@ def test_other_dtypes_add_up(dtype):
 def test_mistakes_are_named():
     with pytest.raises(ConfigError, match="no strategy is called 'rnig'; there are auto, double-tree"):
         all_reduce([torch.ones(2)], "rnig")
-    with pytest.raises(ConfigError, match="does not fit these ranks .all devices are in one machine"):
+    with pytest.raises(ConfigError, match=r"does not fit these ranks \(all devices are in one machine"):
         all_reduce([torch.ones(2), torch.ones(2)], "hierarchical")
     with pytest.raises(ConfigError, match=r"tensor 1 is torch.float32\[3\], tensor 0"):
         all_reduce([torch.ones(2), torch.ones(3)])
