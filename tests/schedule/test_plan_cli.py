@@ -1,4 +1,5 @@
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -114,5 +115,5 @@ def test_mistakes_are_one_clear_line(arguments: list[str], fault: str):
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
-    words = f"{sys.executable} -m gradtide plan ring:4 --size 1MB | true"
+    words = f"{shlex.quote(sys.executable)} -m gradtide plan ring:4 --size 1MB | true"
     assert subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=60).stderr == ""
