@@ -29,7 +29,6 @@ from gradtide.testing.chaos_worker import KEYS, TIMES
 __all__ = ["Plan", "Report", "run_chaos"]
 
 _WHOLE_S = 30.0
-_STOPPED_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,22 +149,24 @@ def _disturb(
             continue
         kind = random.choice(plan.kinds)
         before = store.table
-        begun_s = _strike(kind, servers, random)
+        begun_s = _strike(kind, servers, random, lambda: _has_noticed(kind, before, store.table))  # noqa: B023
         _wait_until_over(kind, before, store)
         struck.append((begun_s, time.monotonic() - begun_s))
         tell(f"{len(struck)} of {plan.faults} faults, {crew.pushes()} pushes acknowledged")
     return struck
 
 
-def _strike(kind: str, servers: LocalServers, random: Random) -> float:
+def _strike(kind: str, servers: LocalServers, random: Random, noticed: Callable[[], bool]) -> float:
     """Returns when it was done; the victim is there again when this returns."""
     role = "coordinator" if kind == "coordinator" else "server"
     victim = random.choice([process for process in servers.processes if process.role == role])
     begun_s = time.monotonic()
     os.kill(victim.pid, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
     if kind == "stop":
-        time.sleep(_STOPPED_S)
-        os.kill(victim.pid, signal.SIGCONT)
+        try:
+            _wait_until(noticed)  # a coordinator that has just come back itself gives everybody a lease first
+        finally:
+            os.kill(victim.pid, signal.SIGCONT)
     else:
         servers.wait_until_healed(victim.pid)
     return begun_s
