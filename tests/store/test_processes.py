@@ -121,3 +121,10 @@ def _look_inside(address, secret):
         in runner.invoke(app, ["store", "get", address, "w", "--rows", "1:2", "--secret-file", secret]).output
     )
     assert '"server": "s0"' in runner.invoke(app, ["store", "stat", address, "--secret-file", secret, "--json"]).output
+
+
+def test_closing_a_store_of_this_machine_twice_does_nothing(forks):
+    servers = gradtide.local_servers(1, forks=forks)
+    servers.close()
+    servers.close()
+    assert servers.processes == []

@@ -84,7 +84,7 @@ class LocalServers:
             )
         self.folder = tempfile.mkdtemp(prefix="gradtide-")  # of mode 0700
         self.address = f"unix:{self.folder}/coordinator"
-        self._own = forks is None
+        self._own, self._closed = forks is None, False
         self._forks = forks or Forks()
         journal = f"{self.folder}/journal"
         roles = [Role(role="coordinator", name="coordinator", address=self.address, lease_s=lease_s, journal=journal)]
@@ -115,7 +115,10 @@ class LocalServers:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Ends the processes and removes their folder."""
+        """Ends the processes and removes their folder. Once more does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         with contextlib.suppress(CommunicationError):
             self._forks.ask(Command("stop", self.folder))
         if self._own:
