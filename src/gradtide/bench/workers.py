@@ -17,6 +17,7 @@ __all__ = ["CONTENDERS", "bench_workers"]
 # Name in the table -> what workers_peer.py is to be. The first is the measure.
 CONTENDERS = {
     "never synchronised": "independent",
+    "never synchronised, freed memory kept": "independent-kept",
     "DDP over Gloo": "ddp",
     "DDP over Gloo, bucket views": "ddp-views",
     "gradtide, shared parameters": "shared",

@@ -11,6 +11,7 @@ from torch.nn import functional
 import gradtide
 from gradtide.bench.peers import repeating, serve
 from gradtide.collective import Group
+from gradtide.heap import keep_freed_memory
 from gradtide.sync import Job, Servers
 from gradtide.train.models import build_model
 
@@ -35,6 +36,11 @@ Contender = tuple[Callable[[], object], Callable[[], object]]  # one step, and a
 
 def independent(work: Work) -> Contender:
     return _plain(work.model, work), _no_barrier
+
+
+def independent_kept(work: Work) -> Contender:
+    keep_freed_memory()
+    return independent(work)
 
 
 def ddp(work: Work, views: bool = False) -> Contender:
@@ -88,6 +94,7 @@ def _no_barrier() -> None:
 
 KINDS: dict[str, Callable[[Work], Contender]] = {
     "independent": independent,
+    "independent-kept": independent_kept,
     "ddp": ddp,
     "ddp-views": lambda work: ddp(work, views=True),
     "shared": shared,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeout
 from gradtide.events import Emit, GradientsReady, ParametersUpdated, ignore
+from gradtide.heap import keep_freed_memory
 from gradtide.schedule.model import Schedule
 from gradtide.sync import Job, Servers, current_job
 from gradtide.sync.choose import Wishes, choose_way
@@ -47,6 +48,7 @@ class DataParallel(nn.Module):
         emit: Emit = ignore,
     ) -> None:
         super().__init__()
+        keep_freed_memory()
         self._emit = emit
         self._last: Snapshot
         self.module, self.optimizer = module, optimizer

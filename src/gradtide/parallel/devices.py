@@ -1,6 +1,5 @@
 """Devices: CUDA ones where there are any, otherwise logical CPU devices that run side by side, a thread each."""
 
-import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,10 @@ from typing import Any, Self
 import torch
 
 from gradtide.errors import DeviceError
+from gradtide.heap import keep_freed_memory
 
 __all__ = ["Device", "DevicePool", "Meeting", "find_devices"]
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 MEETING_S = 600.0  # a device that has not come to a meeting by then is taken for stuck
 
 
@@ -86,17 +85,6 @@ class Meeting:
         self._barrier.abort()
 
 
-def _keep_freed_memory() -> None:
-    """Tells glibc not to hand freed memory back to the kernel: other threads of the process wait while it does.
-
-    Every step frees and allocates the same activations. Two threads training LeNet went from 3,500 to 3,950 samples/s.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # other C libraries have none, and do as they like
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(M_MMAP_THRESHOLD, 32 * 2**20)  # the most that glibc takes
-
-
 class DevicePool:
     """A thread a device. On CPU each computes with its part of the cores, so that the devices run side by side."""
 
@@ -104,8 +92,7 @@ class DevicePool:
         self.devices = tuple(devices)
         self.meeting = Meeting()
         self._threads_before = torch.get_num_threads()
-        if len(devices) > 1:
-            _keep_freed_memory()
+        keep_freed_memory()
         self._done: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
         self._todo: list[SimpleQueue[Callable[[int], Any] | None]] = [SimpleQueue() for _ in devices]
         self._threads = [

@@ -1,7 +1,5 @@
 """The two roles of the store as processes: what `gradtide serve`, `gradtide coordinator` and local_servers run."""
 
-import contextlib
-import ctypes
 import logging
 import signal
 import time
@@ -11,6 +9,7 @@ from typing import Literal
 import msgspec
 import torch
 
+from gradtide.heap import keep_freed_memory
 from gradtide.store.coordinator import Coordinator
 from gradtide.store.host import Host
 from gradtide.store.journal import Journal
@@ -21,8 +20,6 @@ from gradtide.store.uplink import Uplink
 from gradtide.transport.authenticate import parse_address
 
 __all__ = ["Role", "run_role"]
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 class Role(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,20 +43,12 @@ def run_role(role: Role, secret: bytes = b"", tell: Callable[[str], object] = la
     """Runs until SIGTERM or SIGINT. `tell` hears the address once it listens."""
     logging.basicConfig(format=f"{role.name}: %(message)s")
     torch.set_num_threads(role.threads)
-    _keep_freed_memory()
+    keep_freed_memory(256 << 20)  # blocks of 4 MiB come and go
     process = _make(role, secret)
     signal.signal(signal.SIGTERM, lambda number, frame: process.stop())
     signal.signal(signal.SIGINT, lambda number, frame: process.stop())
     tell(str(process.address))
     process.run()
-
-
-def _keep_freed_memory() -> None:
-    """Blocks of 4 MiB come and go: let malloc reuse them, instead of asking the kernel for fresh zeroed pages."""
-    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
-        libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
 def _make(role: Role, secret: bytes) -> Coordinator | Server:
