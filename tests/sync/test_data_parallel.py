@@ -94,6 +94,15 @@ def test_what_users_do_works_as_in_plain_pytorch(workers, case, options):
             assert torch.allclose(a, b, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("options", [{}, {"share_parameters": False}], ids=["shared", "all-reduce"])
+def test_bfloat16_autocast_trains_as_plain_pytorch_does_on_the_same_parts(workers, options):
+    wanted, losses = training.autocast_alone(2, 10)
+    assert losses[-1] < losses[0]
+    for found in workers.run(training.autocast, 2, training.new_name(), options, 10):
+        for a, b in zip(found, wanted, strict=True):
+            assert torch.allclose(a, b, rtol=0, atol=1e-6)
+
+
 def test_a_model_that_nobody_can_train_is_refused_in_one_line():
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ConfigError, match="no parameter of Linear"):

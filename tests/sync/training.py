@@ -248,15 +248,69 @@ def small_last_batch(job, options):
     return [p.detach().clone() for p in net.parameters()]
 
 
+def compiled(job, options):
+    def body(model, rule, step, x, y, finish):
+        functional.cross_entropy(model(x), y).backward()
+        finish()
+
+    return loop(job, options, adam, body, model=lambda: torch.compile(simple_model(), backend="eager"))
+
+
+def simple_model():
+    torch.manual_seed(3)
+    return small_mlp().double()
+
+
 CASES = {
     case.__name__: case
-    for case in (unused, groups, schedule, accumulate, extra_loss, clipping, saving, small_last_batch)
+    for case in (unused, groups, schedule, accumulate, extra_loss, clipping, saving, small_last_batch, compiled)
 }
 
 
 def run_case(rank, size, name, case, options):
     with Group.join(name, rank, size, timeout_s=30) as group:
         return CASES[case](Job.of(group), dict(options))
+
+
+# --- bfloat16 ---
+
+
+def autocast_loss(model, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = model(x)
+        assert outputs.dtype == torch.bfloat16
+        return functional.cross_entropy(outputs.float(), y)
+
+
+def autocast(rank, size, name, options, steps):
+    net = build("mlp", torch.float32)
+    with Group.join(name, rank, size, timeout_s=30) as group:
+        job = Job.of(group)
+        model = gradtide.DataParallel(net, torch.optim.SGD(net.parameters(), lr=0.05), job=job, **options)
+        for x, y in gradtide.shard(batches(torch.float32, steps, size=28), job=job):
+            autocast_loss(model, x, y).backward()
+            model.step()
+        model.close()
+    return [p.detach().clone() for p in net.parameters()]
+
+
+def autocast_alone(size, steps):
+    """Plain PyTorch on the same parts: what bfloat16 rounds depends on how a batch is cut."""
+    net = build("mlp", torch.float32)
+    rule = torch.optim.SGD(net.parameters(), lr=0.05)
+    losses = []
+    for x, y in batches(torch.float32, steps, size=28):
+        sums = [torch.zeros_like(p) for p in net.parameters()]
+        losses.append(0.0)
+        for part, labels in zip(x.tensor_split(size), y.tensor_split(size), strict=True):
+            loss, share = autocast_loss(net, part, labels), len(part) / len(x)
+            for total, gradient in zip(sums, torch.autograd.grad(loss, list(net.parameters())), strict=True):
+                total += share * gradient
+            losses[-1] += share * loss.item()
+        for parameter, total in zip(net.parameters(), sums, strict=True):
+            parameter.grad = total
+        rule.step()
+    return [p.detach().clone() for p in net.parameters()], losses
 
 
 # --- mistakes ---

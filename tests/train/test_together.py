@@ -154,7 +154,7 @@ def test_an_interrupted_run_keeps_what_there_is(tmp_path):
         (["--workers", "2", "--baseline"], "--baseline compares devices of one process"),
         (["--workers", "2", "--sync-batch-norm"], "--sync-batch-norm is over devices of one process"),
         (["--workers", "0"], "0 workers can't train anything"),
-        (["--workers", "2", "--sync", "rnig"], "no strategy is called 'rnig'"),
+        (["--workers", "2", "--sync", "rnig"], "or with --servers bsp, bounded:2, async"),
         (["--workers", "2", "--model", "resnet"], "unknown model 'resnet'"),
         (["--workers", "2", "--batch-size", "3", "--devices", "2"], "4 devices but only 3 samples in a batch"),
     ],

@@ -67,11 +67,17 @@ def train_with_workers(asked: dict[str, Any], workers: int, servers: int, as_jso
 
 def _check(settings: "Settings", workers: int, servers: int) -> "RunFolder":
     from gradtide.collective.choose import choose, nominal_topology
+    from gradtide.schedule.request import STRATEGIES
     from gradtide.train.record import RunFolder
     from gradtide.train.together.log import log_path
 
     settings.check(workers)
     if not servers and settings.sync != "auto":
+        if settings.sync not in STRATEGIES:
+            ways = ", ".join(sorted(STRATEGIES))
+            raise ConfigError(
+                f"--sync {settings.sync}: no such way; say auto, {ways}, or with --servers bsp, bounded:2, async"
+            )
         choose(settings.sync, nominal_topology([0] * workers), 1_000_000)
     folder = RunFolder(Path(settings.folder))
     left = log_path(folder.path, 0)

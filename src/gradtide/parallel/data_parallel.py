@@ -2,9 +2,9 @@
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from gradtide.sync.state import Snapshot
 from gradtide.sync.ways import Trained
 
 __all__ = ["DataParallel"]
+
+T = TypeVar("T")
 
 
 class DataParallel(nn.Module):
@@ -98,6 +100,20 @@ class DataParallel(nn.Module):
             yield
         finally:
             self._synchronising = before
+
+    def together(self, work: Callable[[], T], alone: Callable[[], T]) -> T:
+        """Runs what all workers do together besides a step, such as adding up what each has seen of an epoch.
+
+        When one dies meanwhile, those who are left go on, and each takes what `alone` gives: some of them may have
+        finished the work and be in the next step already, so nobody can ask for it again.
+        """
+        try:
+            return work()
+        except CommunicationError as error:
+            if self._job.elastic is None or not self._collective:
+                raise
+            self._go_on(error, finished=True)
+            return alone()
 
     def _go_on(self, error: CommunicationError, finished: bool) -> None:
         """A peer died: those who are left go on from the last finished step, and `shard` gives the lost batch again."""

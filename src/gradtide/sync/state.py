@@ -50,6 +50,8 @@ def share_state(trained: Trained, job: Job, group: Group) -> None:
         job.behind = told.batches
         for mine, theirs in zip(trained.optimizer.param_groups, told.options, strict=True):
             mine.update({k: tuple(v) if isinstance(mine.get(k), tuple) else v for k, v in theirs.items()})  # type: ignore[arg-type]
+    elif group.rank:
+        job.undone = job.batches > told.batches  # a death may find one of us before a step's end, another after it
     for parameter, named in zip(trained.parameters, told.state, strict=True):
         _share_one(trained.optimizer.state, parameter, named, group)
 

@@ -77,7 +77,11 @@ class RunTogether(Run):
         """Over servers nobody waits for others just to know: there each worker tells what it has seen itself."""
         if isinstance(self._sync, Servers):
             return seen
-        assert self._job.group is not None
+        return self.model.together(lambda: self._sum(seen), lambda: seen)
+
+    def _sum(self, seen: Evaluation) -> Evaluation:
+        if self._job.group is None:  # the last of its job
+            return seen
         counts = seen.samples > 0
         loss, correct = (value * seen.samples if counts else 0.0 for value in (seen.loss, seen.accuracy or 0.0))
         sums = torch.tensor([loss, round(correct), seen.samples, seen.accuracy is None], dtype=torch.float64)
@@ -90,7 +94,8 @@ class RunTogether(Run):
         if isinstance(self._sync, Servers):
             return super()._evaluate(tests) if self._job.rank == 0 else None
         part = Source(lambda epoch: _part(tests.read(epoch), self._job), tests.batch_size, tests.batches)
-        return self._gather(evaluate_replicas(self.replicas, part, self.loss_fn, self.pool))
+        own = evaluate_replicas(self.replicas, part, self.loss_fn, self.pool)
+        return self.model.together(lambda: self._sum(own), lambda: super(RunTogether, self)._evaluate(tests))
 
 
 def _until_spread(emit: Emit) -> Emit:

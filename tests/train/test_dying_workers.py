@@ -1,0 +1,47 @@
+"""A worker of `fit` dies: the others train on, and the result is that of one process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import dying_fit  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    parameters, history = dying_fit.train(lambda event: None)
+    return [np.array(history.test_loss), *parameters]
+
+
+@pytest.mark.parametrize(
+    ("workers", "deaths"),
+    [
+        (2, ["1:GradientsReady:4"]),  # in a step
+        (3, ["1:BatchDone:6"]),  # when the others add up what they have seen of an epoch
+        (3, ["0:EpochDone:1", "2:Waiting:15"]),  # between epochs, and in another step
+        (3, ["2:BatchDone:18"]),  # after the last step: the others evaluate without it
+    ],
+)
+def test_those_who_are_left_train_as_one_process_does(tmp_path, wanted, workers, deaths):
+    command = [sys.executable, "-m", "gradtide", "run", "--workers", str(workers), "--min-workers", "1"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*command, str(HERE / "dying_fit.py"), str(tmp_path), *deaths],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    dead = {int(death.partition(":")[0]) for death in deaths}
+    for worker in set(range(workers)) - dead:
+        found = np.load(tmp_path / f"{worker}.npz")
+        for name, value in zip(found.files, wanted, strict=True):
+            assert np.abs(found[name] - value).max() < 1e-10, name
