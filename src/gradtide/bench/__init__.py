@@ -7,6 +7,8 @@ train.py           gradtide against plain PyTorch, the textbook's loop and DDP o
 train_peer.py      one of these, in a process of its own
 workers.py         workers of gradtide against DDP, and processes that never synchronise
 workers_peer.py    one of these
+overlap.py         what overlap is worth between two hosts on a slow wire, beside the planner's prediction
+overlap_peer.py    a worker of these
 allreduce.py       collectives against Gloo, Open MPI and MPICH
 allreduce_peer.py  a rank of gradtide's or Gloo's
 allreduce_mpi.py   a rank of MPI's

@@ -29,13 +29,20 @@ class PeerFailed(GradtideError):
 class Peer:
     """One contender: one process, or several that work together."""
 
-    def __init__(self, name: str, commands: Sequence[Sequence[str]]) -> None:
+    def __init__(
+        self, name: str, commands: Sequence[Sequence[str]], inside: Sequence[Sequence[str]] | None = None
+    ) -> None:
+        """`commands` are arguments for Python; `inside` has what comes before it, for each process."""
         self.name = name
         self._processes = [
             subprocess.Popen(
-                [sys.executable, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, close_fds=True
+                [*before, sys.executable, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                close_fds=True,
             )
-            for command in commands
+            for before, command in zip(inside or [()] * len(commands), commands, strict=True)
         ]
 
     def wait_until_ready(self) -> None:

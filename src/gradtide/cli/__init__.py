@@ -15,6 +15,7 @@ store.py          looks inside a running store
 status.py         how a store is, and what is wrong when a job hangs
 chaos.py          the store under fire: real processes that are killed, or simulated ones
 bench.py          gradtide beside its peers
+bench_overlap.py  ... on two hosts of which the wire is slow
 doctor.py         what this machine has, and what that means
 """
 

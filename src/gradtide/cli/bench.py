@@ -8,9 +8,12 @@ from typing import Annotated
 
 import typer
 
+from gradtide.cli.bench_overlap import overlap
+
 __all__ = ["bench"]
 
 bench = typer.Typer(help="Measure gradtide beside its peers, interleaved in one run.", no_args_is_help=True)
+bench.command()(overlap)
 
 
 @bench.command()

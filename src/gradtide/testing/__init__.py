@@ -14,5 +14,6 @@ simulate.py    scenarios by seed; `python -m gradtide.testing.simulate --seed N`
 chaos.py       real processes that are killed and stopped while workers push exact integers
 chaos_worker.py  one such worker
 check_transport.py  what every way to move bytes must do
+hosts.py       two hosts on one machine, joined by a slow wire
 proxy.py       real sockets on a bad network: drops, duplicates, delays and cuts
 """
