@@ -9,20 +9,30 @@ __all__ = ["chaos"]
 
 def chaos(
     kills: Annotated[int, typer.Option(help="How many faults")] = 20,
-    kind: Annotated[str, typer.Option(help="Faults to draw from: kill, stop, coordinator (comma-separated)")] = "kill",
+    kind: Annotated[str, typer.Option(help="Faults: kill, stop, coordinator, cut; several with commas")] = "kill",
     servers: Annotated[int, typer.Option(help="Servers to start")] = 3,
     replicas: Annotated[int, typer.Option(help="Copies of everything, beside the first")] = 1,
     workers: Annotated[int, typer.Option(help="Workers that push")] = 4,
     pushes: Annotated[int, typer.Option(help="Go on until so many are acknowledged")] = 0,
     pause_s: Annotated[float, typer.Option("--pause", help="Seconds of calm before each fault")] = 0.3,
-    script: Annotated[str, typer.Option(help="A command instead of workers; {address} becomes the store's")] = "",
+    script: Annotated[
+        str, typer.Option(help="A command instead of workers; {address} (and {secret}, with cut) is the store's")
+    ] = "",
     simulate: Annotated[bool, typer.Option(help="In one process, on a virtual clock")] = False,
     seeds: Annotated[int, typer.Option(help="Simulated: how many scenarios")] = 20_000,
     first: Annotated[int, typer.Option(help="The first seed")] = 0,
+    soak: Annotated[float, typer.Option(help="Train for so many minutes with a kill every 20 s: what grows?")] = 0.0,
+    overload: Annotated[float, typer.Option(help="Train for so many minutes on an overloaded machine")] = 0.0,
 ) -> None:
     """Kill servers while workers push exact integers: every sum must be right in the end."""
     if simulate:
         _simulate(first, seeds)
+        return
+    if soak:
+        _soak(soak)
+    if overload:
+        _overload(overload)
+    if soak or overload:
         return
     import shlex
 
@@ -58,3 +68,40 @@ def _simulate(first: int, seeds: int) -> None:
                 replay = f"--seed {broken.scenario.seed}{' --replicas' if replicas else ''}"
                 raise GradtideError(f"a promise is broken; replay: python -m gradtide.testing.simulate {replay}")
     typer.echo(f"{seeds} scenarios without and {seeds} with replicas from seed {first}: every promise held")
+
+
+def _soak(minutes: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from gradtide.errors import GradtideError
+    from gradtide.testing.soak import run_soak
+
+    with Console(stderr=True).status("starting") as status:
+        found = run_soak(minutes, tell=status.update)
+    typer.echo(f"{found.minutes:g} minutes, {found.kills} kills, {found.steps} steps, {found.orphans} processes left")
+    shown = Table("process", "MB at a third", "MB at the end", "grown by MB", "descriptors: middle third", "last third")
+    for growth in found.growths:
+        sizes = (growth.third_bytes, growth.end_bytes, growth.grown_bytes)
+        counts = (growth.third_descriptors, growth.end_descriptors)
+        shown.add_row(growth.name, *(f"{size / (1 << 20):.1f}" for size in sizes), *map(str, counts))
+    Console().print(shown)
+    if found.complaints():
+        raise GradtideError(f"the soak shows a leak: {', '.join(found.complaints())}")
+
+
+def _overload(minutes: float) -> None:
+    from rich.console import Console
+
+    from gradtide.errors import GradtideError
+    from gradtide.testing.soak import run_overload
+
+    with Console(stderr=True).status("starting") as status:
+        found = run_overload(minutes, tell=status.update)
+    evicted = found.servers_evicted + found.workers_evicted
+    typer.echo(
+        f"{found.minutes:g} minutes beside {found.busy} busy processes, {found.steps} steps: the table changed "
+        f"{found.servers_evicted} times, the members of the rounds {found.workers_evicted} times"
+    )
+    if evicted:
+        raise GradtideError("somebody who lived was thought dead: the machine is too slow for the lease")

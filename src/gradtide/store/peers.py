@@ -92,7 +92,7 @@ class Peers:
             if self._links.get(name) is not link:
                 connection.close()
                 continue
-            link.connection = connection
+            link.connection, link.dialling = connection, False
             connection.on_messages(_nothing, lambda: None)
             self._service.add(connection, lambda error, link=link: self._lost(link))  # type: ignore[misc]
             self._is_up(name)
@@ -112,14 +112,13 @@ class Peers:
         try:
             sock = dial(parse_address(link.address), self._secret, "server", _DIAL_S)
         except CommunicationError:
-            return
-        finally:
             link.dialling = False
+            return
         connection = Connection(sock, f"server {name} at {link.address}", credit_bytes=0)
         if self._closed:
             connection.close()
             return
-        self._dialled.append((name, link, connection))
+        self._dialled.append((name, link, connection))  # `poll` then says that nobody is dialling: else two might
         self._service.wake()
 
     def _lost(self, link: _Link) -> None:

@@ -76,6 +76,7 @@ class Replication(Generic[V]):
     _synced: set[int] = field(default_factory=set)  # of the replicas: those that share the primary's past
     _budget_bytes: float = 0.0
     _repeat_at_s: float = 0.0
+    _ticked_s: float = 0.0
 
     @property
     def epoch(self) -> int:
@@ -194,8 +195,11 @@ class Replication(Generic[V]):
         most = self.options.transfer_bytes_per_s / 4
         self._budget_bytes = min(self._budget_bytes + passed_s * self.options.transfer_bytes_per_s, most)
         self.now_s = now_s
+        absent_s, self._ticked_s = now_s - self._ticked_s, now_s
         if self.table is None or not self.table.replicas:
             return
+        if absent_s > self.options.resend_s:
+            self._excuse_own_absence(absent_s, shards)
         for shard in shards:
             if shard.log is not None:
                 self._attend(shard, shard.log)
@@ -203,6 +207,14 @@ class Replication(Generic[V]):
             self._repeat_at_s = now_s + self.options.resend_s / 4
             self._complain(shards)
             self._report(shards)
+
+    def _excuse_own_absence(self, absent_s: float, shards: Iterable[Shard[V]]) -> None:
+        """Was it this server that was stopped or starved? Then what the replicas said may only be waiting to be read;
+        one that is complained about is out of sync, and if this server died then, nobody could follow it."""
+        for shard in shards:
+            for follower in shard.log.followers.values() if shard.log is not None else ():
+                if follower.silent_since_s is not None:
+                    follower.silent_since_s = min(self.now_s, follower.silent_since_s + absent_s)
 
     def _attend(self, shard: Shard[V], log: Log[V]) -> None:
         for name, follower in log.followers.items():

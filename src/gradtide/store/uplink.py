@@ -52,8 +52,9 @@ class Uplink:
             self._service.watch(self._connection)
 
     def close(self) -> None:
-        if self._dialler is not None:
-            self._dialler.join()
+        dialler = self._dialler
+        if dialler is not None:
+            dialler.join()
         for connection in self._dialled:
             connection.close()
 
@@ -61,10 +62,10 @@ class Uplink:
         try:
             sock = dial(self.address, self.secret, "server")
         except CommunicationError:
-            return
-        finally:
             self._dialler = None
+            return
         self._dialled.append(Connection(sock, f"the coordinator at {self.address}"))
+        self._dialler = None  # only now: the loop must not dial a second time
         if self._service is not None:
             self._service.wake()
 

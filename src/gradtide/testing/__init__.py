@@ -11,8 +11,12 @@ scripts.py     what simulated workers and clients do
 history.py     what happened, and the checker
 outcome.py     what the servers hold in the end
 simulate.py    scenarios by seed; `python -m gradtide.testing.simulate --seed N` replays one
-chaos.py       real processes that are killed and stopped while workers push exact integers
+chaos.py       real processes that are killed, stopped and cut off while workers push exact integers
 chaos_worker.py  one such worker
+islands.py     servers in networks of their own, that can be unplugged
+soak.py        long runs: training under a kill every 20 s, and on an overloaded machine
+trainer.py     a worker of these
+footprint.py   what processes take of this machine, and which are left
 check_transport.py  what every way to move bytes must do
 hosts.py       two hosts on one machine, joined by a slow wire
 proxy.py       real sockets on a bad network: drops, duplicates, delays and cuts

@@ -24,13 +24,14 @@ TIMES = struct.Struct("<dd")  # when a push was begun, and when it was acknowled
 _WINDOW = 4  # pushes under way
 
 
-def main(address: str, worker: int, workers: int, times: Path) -> None:
+def main(address: str, secret: str, worker: int, workers: int, times: Path) -> None:
     mine = torch.zeros(workers, dtype=torch.int64)
     mine[worker] = 1
     values = [mine] * len(KEYS)
     under_way: deque[tuple[float, Pending[None]]] = deque()
     pushes = replicated = 0
-    with connect(address, timeouts=Timeouts(step_s=60.0)) as store, times.open("wb") as file:
+    timeouts = Timeouts(step_s=60.0)
+    with connect(address, secret_file=secret or None, timeouts=timeouts) as store, times.open("wb") as file:
         print("ready", flush=True)
         while under_way or not _told_to_stop():
             stopping = _told_to_stop()
@@ -52,4 +53,4 @@ def _told_to_stop() -> bool:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
