@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gradtide.collective import all_reduce
+    from gradtide.collective.c10d.hook import ddp_hook
     from gradtide.parallel import DataParallel, DevicePool, find_devices, replicate, shard, split_batch, train_batch
     from gradtide.schedule.plan import plan
     from gradtide.store import Store, connect, local_servers, update
@@ -24,6 +25,7 @@ _EXPORTS = {
     "Store": "gradtide.store",
     "all_reduce": "gradtide.collective",
     "connect": "gradtide.store",
+    "ddp_hook": "gradtide.collective.c10d.hook",
     "evaluate": "gradtide.train",
     "find_devices": "gradtide.parallel",
     "fit": "gradtide.train",
@@ -44,6 +46,7 @@ __all__ = [
     "__version__",
     "all_reduce",
     "connect",
+    "ddp_hook",
     "evaluate",
     "find_devices",
     "fit",

@@ -4,6 +4,7 @@ in_process.py    all_reduce between the devices of one process
 
 group.py         Group: join, then all_reduce, broadcast, send, ...; blocking or a handle
 calls.py         its calls: one at a time and in order, now or in the background, none after it broke
+messages.py      its messages between two ranks: by tag, from anybody, now or in the background
 joining.py       how a group comes to be, on one host or on many
 lane.py          work that must happen in order, now or in the background
 prepare.py       tensors as the collectives take them, and results where they were asked for
@@ -22,8 +23,10 @@ probing.py       measures the links between the ranks
 
 segments.py      tensors in memory that all ranks see
 channel.py       messages from one rank to another on the same host
+announcement.py  what goes before a message
 board.py         the meeting place in shared memory, and waiting that notices the dead and the late
 kernels/         the compiled part: atomics, meeting, copying, reducing
+c10d/            torch.distributed over all this: init_process_group("gradtide")
 preload.py       all of this loaded ahead, by a process that makes workers by fork
 """
 

@@ -170,6 +170,10 @@ class Board:
         while self._spin(address, value, 1, 0) != DONE:
             self._sleep(counters, value, what, deadline, timeout_s)
 
+    def reached(self, offset: int, value: int) -> bool:
+        """Whether a counter is at `value` already."""
+        return int(self._spin(self.base + offset, value, 1, 0)) == DONE
+
     def _sleep(self, counters: list[int], value: int, what: str, deadline: float, timeout_s: float) -> None:
         """Sleeps until who is behind may have come, or says who is dead or late. counters: one a rank, 0 for none."""
         behind = [r for r, address in enumerate(counters) if address and self._spin(address, value, 1, 0) != DONE]

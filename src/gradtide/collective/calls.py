@@ -12,7 +12,7 @@ from gradtide.collective.many_hosts import ManyHosts
 from gradtide.collective.one_host import AllReduce, Call, OneHost
 from gradtide.collective.prepare import give_back, plain
 from gradtide.collective.signature import Signature
-from gradtide.errors import CommunicationError, ConfigError, Mismatch
+from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost, PeerTimeout
 from gradtide.handle import Handle
 
 __all__ = ["Calls"]
@@ -24,21 +24,20 @@ _alive: "weakref.WeakSet[Calls]" = weakref.WeakSet()
 
 
 class Calls:
-    """Runs what a group is asked for. Messages to and from each peer have lanes of their own."""
+    """Runs what a group is asked for."""
 
     def __init__(self, name: str, backend: OneHost | ManyHosts, timeout_s: float) -> None:
-        self._name, self._backend, self._timeout_s = name, backend, timeout_s
+        self._name, self._backend, self.timeout_s = name, backend, timeout_s
         self._board = (backend if isinstance(backend, OneHost) else backend.host).board
         self.lane = Lane()
-        self._message_lanes: dict[tuple[str, int], Lane] = {}
         self.plans: dict[Hashable, AllReduce] = {}  # what may be run without asking here; none once the group is broken
         self._broken = ""
+        self._broken_by: type[CommunicationError] = CommunicationError
         self._close_backend = weakref.finalize(self, backend.close)
         _alive.add(self)
 
     def close(self) -> None:
-        for lane in (self.lane, *self._message_lanes.values()):
-            lane.close(self._timeout_s)
+        self.lane.close(self.timeout_s)
         self._break(self._broken or "it was closed")
         self._close_backend()
 
@@ -54,7 +53,7 @@ class Calls:
         self.plans.clear()
 
     def call(self, signature: Signature, timeout_s: float | None) -> Call:
-        return Call(signature, self._timeout_s if timeout_s is None else timeout_s)
+        return Call(signature, self.timeout_s if timeout_s is None else timeout_s)
 
     def in_place(
         self,
@@ -113,24 +112,17 @@ class Calls:
             return self.lane.submit(signature.text, guarded)
         return self.lane.run(signature.text, guarded)
 
-    def message(self, key: tuple[str, int], call: Call, work: Callable[[], T], async_op: bool) -> Any:
-        # Each direction to each peer has its own lane: a receive that waits must not keep the send that it waits for.
-        lane = self._message_lanes.setdefault(key, Lane())
-        text = f"{key[0]} of {call.signature.text}"
-        if async_op:
-            return lane.submit(text, lambda: self.guarded(work))
-        return lane.run(text, lambda: self.guarded(work))
-
     def guarded(self, work: Callable[[], T]) -> T:
         """Runs it, unless the group is broken; remembers if it breaks. After a mismatch nobody is ahead."""
         self._board.check_process()
         if self._broken:
-            raise CommunicationError(f"group {self._name!r} can't be used any more ({self._broken}); join a new one")
+            raise self._broken_by(f"group {self._name!r} can't be used any more ({self._broken}); join a new one")
         try:
             return work()
         except (Mismatch, ConfigError):
             raise
         except BaseException as error:
+            self._broken_by = type(error) if isinstance(error, (PeerLost, PeerTimeout)) else CommunicationError
             self._break(f"{type(error).__name__}: {error}".rstrip(": "))
             if isinstance(self._backend, ManyHosts):
                 self._backend.close()  # the ranks of this host wait for us, not for who is lost: tell them at once

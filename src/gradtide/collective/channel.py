@@ -1,19 +1,15 @@
 """Messages from one rank to another on the same host: a ring of buffers for each ordered pair.
 
 The sender raises the head after it filled a buffer, the receiver the tail after it emptied one. A message is one buffer
-that says what comes (a signature as text), then the bytes, piece by piece.
+that announces what comes, then the bytes, piece by piece.
 """
 
 import torch
 
+from gradtide.collective.announcement import Announcement
 from gradtide.collective.board import CHANNEL_BUFFERS, CHANNEL_BYTES, Board
-from gradtide.collective.signature import Signature
-from gradtide.errors import Mismatch
 
 __all__ = ["Channels"]
-
-_TEXT_BYTES = 1024
-_NUMBER_BYTES = 8
 
 
 class Channels:
@@ -24,32 +20,34 @@ class Channels:
         self._sent = [0] * board.size
         self._received = [0] * board.size
 
-    def send(self, signature: Signature, data: torch.Tensor, target: int, timeout_s: float) -> None:
+    def send(self, note: Announcement, data: torch.Tensor, target: int, timeout_s: float) -> None:
         """Returns once the bytes are in the channel: small messages don't wait for the receiver."""
-        header = torch.zeros(_NUMBER_BYTES + _TEXT_BYTES, dtype=torch.uint8)
-        text = signature.text.encode()[:_TEXT_BYTES]
-        header[:_NUMBER_BYTES].view(torch.int64)[0] = len(data)
-        header[_NUMBER_BYTES : _NUMBER_BYTES + len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        self._put(header, target, signature.text, timeout_s)
+        self._put(note.encoded(), target, note.text, timeout_s)
         for begin in range(0, len(data), CHANNEL_BYTES):
-            self._put(data[begin : begin + CHANNEL_BYTES], target, signature.text, timeout_s)
+            self._put(data[begin : begin + CHANNEL_BYTES], target, note.text, timeout_s)
 
-    def receive(self, signature: Signature, data: torch.Tensor, source: int, timeout_s: float) -> None:
-        """Takes the next message. One that does not fit is taken off the channel too, so the next one is found."""
-        header = torch.empty(_NUMBER_BYTES + _TEXT_BYTES, dtype=torch.uint8)
-        self._get(header, source, signature.text, timeout_s)
-        size_bytes = int(header[:_NUMBER_BYTES].view(torch.int64)[0])
-        text = bytes(header[_NUMBER_BYTES:].tolist()).rstrip(b"\0").decode(errors="replace")
-        matches = text == signature.text[:_TEXT_BYTES] and size_bytes == len(data)
-        target = data if matches else torch.empty(CHANNEL_BYTES, dtype=torch.uint8)
-        for begin in range(0, size_bytes, CHANNEL_BYTES):
-            length = min(CHANNEL_BYTES, size_bytes - begin)
-            piece = target[begin : begin + length] if matches else target[:length]
-            self._get(piece, source, signature.text, timeout_s)
-        if not matches:
-            raise Mismatch(
-                f"rank {source} sent {text}, but rank {self._board.rank} receives {signature.text}; make them agree"
-            )
+    def has_room(self, size_bytes: int, target: int) -> bool:
+        """Whether a message of this size could be sent without waiting."""
+        board, pieces = self._board, 1 + -(-size_bytes // CHANNEL_BYTES)
+        return pieces <= CHANNEL_BUFFERS and board.reached(
+            board.layout.tail(board.rank, target), self._sent[target] + pieces - CHANNEL_BUFFERS
+        )
+
+    def is_announced(self, source: int) -> bool:
+        """Whether a message from `source` has begun to arrive."""
+        board = self._board
+        return board.reached(board.layout.head(source, board.rank), self._received[source] + 1)
+
+    def announced(self, what: str, source: int, timeout_s: float) -> Announcement:
+        """The next message's announcement. Then comes take()."""
+        room = Announcement.room()
+        self._get(room, source, what, timeout_s)
+        return Announcement.decoded(room)
+
+    def take(self, what: str, data: torch.Tensor, source: int, timeout_s: float) -> None:
+        """The bytes of the message that was announced."""
+        for begin in range(0, len(data), CHANNEL_BYTES):
+            self._get(data[begin : begin + CHANNEL_BYTES], source, what, timeout_s)
 
     def _put(self, piece: torch.Tensor, target: int, what: str, timeout_s: float) -> None:
         board, number = self._board, self._sent[target]

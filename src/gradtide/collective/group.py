@@ -1,29 +1,34 @@
 """Group: ranks that work together. This file checks and prepares what is asked for; one_host.py and others do it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from gradtide.collective.calls import Calls
 from gradtide.collective.choose import Strategy, choose, nominal_topology
-from gradtide.collective.joining import join_job, join_one_host
+from gradtide.collective.joining import join_beside, join_job, join_one_host, join_store
 from gradtide.collective.kernels import DONE
 from gradtide.collective.many_hosts import ManyHosts
+from gradtide.collective.messages import Messages
 from gradtide.collective.one_host import AllReduce, Call, OneHost
-from gradtide.collective.prepare import give_back, output, plain
+from gradtide.collective.prepare import output, plain
 from gradtide.collective.probing import probe_links
 from gradtide.collective.reductions import Reduction, reduction
 from gradtide.collective.runner import Runner
 from gradtide.collective.signature import Signature, sign
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError, ScheduleError
+from gradtide.handle import Handle
 from gradtide.schedule.model import Schedule
 from gradtide.topology.model import Topology
 
 __all__ = ["Group"]
 
+T = TypeVar("T")
 Tensor = torch.Tensor
 
 
@@ -42,6 +47,7 @@ class Group:
         self._backend, self._runner = backend, runner
         self._host = backend if isinstance(backend, OneHost) else backend.host
         self._calls = Calls(name, backend, timeout_s)
+        self.messages = Messages(backend, self._calls)
         self._plans, self._all_reduce_now = self._calls.plans, self._host.all_reduce_now
         self._enter, self._leave = self._calls.lane.enter, self._calls.lane.leave
         self._chosen: dict[tuple[str | Path, int], Schedule] = {}
@@ -59,6 +65,22 @@ class Group:
             raise ConfigError("RANK is not set; start with torchrun, or use Group.join(name, rank, size)")
         backend, runner, host_of = join_job(launch, timeout_s)
         return cls(f"job at {launch.master_addr}:{launch.master_port}", backend, runner, host_of, timeout_s)
+
+    @classmethod
+    def from_store(
+        cls, name: str, store: Any, rank: int, size: int, address: Callable[[], str | None], *, timeout_s: float
+    ) -> "Group":
+        """Joins ranks that share a store of torch's for this group alone; the rest is as in join_store."""
+        backend, runner, host_of = join_store(store, rank, size, timeout_s, address)
+        return cls(name, backend, runner, host_of, timeout_s)
+
+    @classmethod
+    def beside(cls, process_group: Any = None, *, timeout_s: float = 60.0) -> "Group":
+        """Joins the ranks of a torch.distributed process group (the default one), which stays as it is."""
+        process_group = process_group or dist.group.WORLD
+        if process_group is None:
+            raise ConfigError("torch.distributed has no process group yet; call init_process_group first")
+        return cls("beside a process group", *join_beside(process_group, timeout_s), timeout_s)
 
     # --- Collectives ---
 
@@ -248,26 +270,43 @@ class Group:
         """Returns once every rank has called it."""
         return self._calls.run(sign("barrier"), self._backend.barrier, async_op, timeout_s)
 
+    # --- Anything else ---
+
+    def submit(self, what: str, work: Callable[[], T]) -> Handle[T]:
+        """Runs work in the background, in order with the group's operations; it may call them, and need not wait."""
+        return self._calls.lane.submit(what, work)
+
+    def in_background(self) -> bool:
+        """Whether the caller is run by this group: by submit, or by an operation's end (handle.when_done)."""
+        return self._calls.lane.inside()
+
     # --- Messages ---
 
-    def send(self, tensor: Tensor, to: int, *, async_op: bool = False, timeout_s: float | None = None) -> Any:
-        """Sends to one rank, which receives into a tensor of the same dtype and shape, in the order sent."""
+    def send(
+        self, tensor: Tensor, to: int, *, tag: int = 0, async_op: bool = False, timeout_s: float | None = None
+    ) -> Any:
+        """Sends to one rank, which receives into a tensor of the same dtype and shape; those of one tag in order."""
         self._check_peer(to, "send to")
-        data = plain(tensor).view(-1).view(torch.uint8)
-        call = self._calls.call(sign("a message", tensor.dtype, tuple(tensor.shape)), timeout_s)
-        return self._calls.message(("send", to), call, lambda: self._backend.send(call, data, to), async_op)
+        handle = self.messages.send(tensor, to, tag, timeout_s, now=not async_op)
+        return handle if async_op else handle.wait()
 
-    def recv(self, tensor: Tensor, source: int, *, async_op: bool = False, timeout_s: float | None = None) -> Any:
-        """Receives what `source` sent into the tensor."""
-        self._check_peer(source, "receive from")
-        call = self._calls.call(sign("a message", tensor.dtype, tuple(tensor.shape)), timeout_s)
-        prepared = plain(tensor)
+    def recv(
+        self,
+        tensor: Tensor,
+        source: int | None,
+        *,
+        tag: int = 0,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Receives what `source` (None: any rank of this host) sent with this tag into the tensor.
 
-        def work() -> Tensor:
-            self._backend.receive(call, prepared.view(-1).view(torch.uint8), source)
-            return give_back(prepared, tensor)
-
-        return self._calls.message(("recv", source), call, work, async_op)
+        The handle of one from anybody knows who it was, once it is done: `handle.source`.
+        """
+        if source is not None:
+            self._check_peer(source, "receive from")
+        handle = self.messages.receive(tensor, source, tag, timeout_s, now=not async_op)
+        return handle if async_op else handle.wait()
 
     # --- Memory ---
 
@@ -308,10 +347,15 @@ class Group:
         self._chosen.clear()
         return self.topology
 
+    def set_timeout(self, timeout_s: float) -> None:
+        """How long a rank may be missing from now on, where an operation says nothing else."""
+        self.timeout_s = self._calls.timeout_s = timeout_s
+
     # --- Ending ---
 
     def close(self) -> None:
         """Leaves the group. What was asked for before ends first."""
+        self.messages.close(self.timeout_s)
         self._calls.close()
 
     def __enter__(self) -> "Group":

@@ -1,5 +1,6 @@
 """How a group comes to be: on one host by name, or from a launcher's environment on as many hosts as there are."""
 
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -15,7 +16,7 @@ from gradtide.errors import ConfigError
 from gradtide.transport.hosts import find_hosts, local_address, open_store
 from gradtide.transport.rendezvous import Place, join_host
 
-__all__ = ["join_job", "join_one_host"]
+__all__ = ["address_seen", "join_beside", "join_job", "join_one_host", "join_store"]
 
 _joined = count(1)  # of this process's groups: ranks join them in the same order
 
@@ -35,6 +36,16 @@ def join_job(launch: Launch, timeout_s: float) -> tuple[OneHost | ManyHosts, Run
         return host, runner, [0] * size
     store = _prefix("gradtide", open_store(launch, timeout_s))
     store = _prefix(f"group{_number_of_group(store, rank)}", store)
+    return join_store(store, rank, size, timeout_s, lambda: local_address(launch.master_addr, launch.master_port))
+
+
+def join_store(
+    store: Any, rank: int, size: int, timeout_s: float, address: Callable[[], str | None]
+) -> tuple[OneHost | ManyHosts, Runner, list[int]]:
+    """The same, for ranks that share a store of torch's for this group alone.
+
+    address: where ranks of other hosts find this one, if there are any; None leaves that to Gloo.
+    """
     hosts = find_hosts(store, rank, size, timeout_s)
     here, leaders = hosts.together_with(rank), hosts.all_leaders()
     host_of = [leaders.index(leader) for leader in hosts.leaders]
@@ -42,9 +53,23 @@ def join_job(launch: Launch, timeout_s: float) -> tuple[OneHost | ManyHosts, Run
     host = _meet(place, here, timeout_s)
     if len(leaders) == 1:
         return host, Runner(host, rank, here, size, None), host_of
-    address = local_address(launch.master_addr, launch.master_port)
-    wire = TorchWire(open_gloo(store, rank, size, address, timeout_s), timeout_s)
+    wire = TorchWire(open_gloo(store, rank, size, address(), timeout_s), timeout_s)
     return ManyHosts(host, hosts, rank, wire), Runner(host, rank, here, size, wire), host_of
+
+
+def join_beside(process_group: Any, timeout_s: float) -> tuple[OneHost | ManyHosts, Runner, list[int]]:
+    """The same, for the ranks of a process group of torch's, through its store."""
+    store = _prefix("gradtide beside", dist.distributed_c10d._get_process_group_store(process_group))
+    rank, size = process_group.rank(), process_group.size()
+    store = _prefix(f"group{_number_of_group(store, rank)}", store)
+    return join_store(store, rank, size, timeout_s, lambda: address_seen(store))
+
+
+def address_seen(store: Any) -> str | None:
+    """The address of this host that the store's host sees; None if the store is not reached over a network."""
+    while isinstance(store, vars(dist)["PrefixStore"]):
+        store = store.underlying_store
+    return local_address(store.host, store.port) if isinstance(store, vars(dist)["TCPStore"]) else None
 
 
 def _meet(place: Place, names: Any, timeout_s: float) -> OneHost:

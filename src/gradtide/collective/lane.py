@@ -15,18 +15,29 @@ _Job = Callable[[], None] | None
 
 
 class Lane:
-    """Runs one thing at a time, in the order asked for. What is waited for runs in the caller's thread if it can."""
+    """Runs one thing at a time, in the order asked for. What is waited for runs in the caller's thread if it can.
+
+    What is asked for while something of this lane runs, by what runs or by who is told of its end (handle.when_done),
+    runs at once, before anything that waits: whatever the other threads do meanwhile, every rank has the same order.
+    """
 
     def __init__(self) -> None:
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._count = threading.Lock()
         self._waiting = 0
         self._thread: threading.Thread | None = None
+        self._ident = 0  # of the thread
 
     def enter(self) -> bool:
         """Whether the caller may run something right now; if so it must leave()."""
-        return not self._waiting and self._turn.acquire(False)  # by place: a keyword costs 150 ns
+        if self._waiting and not self.inside():
+            return False
+        return self._turn.acquire(False)  # by place: a keyword costs 150 ns
+
+    def inside(self) -> bool:
+        """Whether the caller is run by this lane in the background."""
+        return threading.get_ident() == self._ident
 
     def leave(self) -> None:
         self._turn.release()
@@ -43,15 +54,16 @@ class Lane:
         handle: Handle[T] = Handle(what)
 
         def job() -> None:
-            try:
-                with self._turn:
+            with self._turn:
+                self._ident = threading.get_ident()
+                try:
                     result = work()
-            except BaseException as error:
-                self._one_less()
-                handle.fail(error)
-            else:
-                self._one_less()
-                handle.finish(result)
+                except BaseException as error:
+                    self._one_less()
+                    handle.fail(error)
+                else:
+                    self._one_less()
+                    handle.finish(result)
 
         with self._count:
             self._waiting += 1

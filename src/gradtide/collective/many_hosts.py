@@ -6,6 +6,7 @@ not a hang. That is one round trip, which is little beside the operation itself 
 
 import torch
 
+from gradtide.collective.announcement import Announcement
 from gradtide.collective.execute import run_programme
 from gradtide.collective.one_host import Call, OneHost
 from gradtide.collective.programme import write_programme
@@ -134,29 +135,38 @@ class ManyHosts:
         for work in (*arriving, *leaving):
             work.wait()
 
-    def send(self, call: Call, data: torch.Tensor, target: int) -> None:
+    def send(self, call: Call, data: torch.Tensor, target: int, tag: int) -> None:
         if target in self._here:
-            return self.host.send(call, data, self._here.index(target))
-        wire, header = self._wire.with_timeout(call.timeout_s), _header(call.signature.text, len(data))
-        wire.send(header, target, _MESSAGE).wait()
+            return self.host.send(call, data, self._here.index(target), tag)
+        wire, note = self._wire.with_timeout(call.timeout_s), Announcement(len(data), tag, call.signature.text)
+        wire.send(note.encoded(), target, _MESSAGE).wait()
         if len(data):
             wire.send(data, target, _MESSAGE + 1).wait()
         return None
 
-    def receive(self, call: Call, data: torch.Tensor, source: int) -> None:
+    def has_room(self, size_bytes: int, target: int) -> bool:
+        return target in self._here and self.host.has_room(size_bytes, self._here.index(target))
+
+    def is_announced(self, source: int) -> bool:
+        """Of a rank of another host it is not known before its announcement is waited for."""
+        return source in self._here and self.host.is_announced(self._here.index(source))
+
+    def announced(self, call: Call, source: int) -> Announcement:
         if source in self._here:
-            return self.host.receive(call, data, self._here.index(source))
-        wire, header = self._wire.with_timeout(call.timeout_s), _header("", 0)
-        wire.receive(header, source, _MESSAGE).wait()
-        size_bytes = int(header[:8].view(torch.int64)[0])
-        text = bytes(header[8:].tolist()).rstrip(b"\0").decode(errors="replace")
-        matches = size_bytes == len(data) and text == call.signature.text
-        target = data if matches else torch.empty(size_bytes, dtype=torch.uint8)
-        if size_bytes:
-            wire.receive(target, source, _MESSAGE + 1).wait()
-        if not matches:
-            raise Mismatch(f"rank {source} sent {text}, but rank {self.rank} receives {call.signature.text}")
-        return None
+            return self.host.announced(call, self._here.index(source))
+        room = Announcement.room()
+        self._wire.with_timeout(call.timeout_s).receive(room, source, _MESSAGE).wait()
+        return Announcement.decoded(room)
+
+    def take(self, call: Call, data: torch.Tensor, source: int) -> None:
+        if source in self._here:
+            self.host.take(call, data, self._here.index(source))
+        elif len(data):
+            self._wire.with_timeout(call.timeout_s).receive(data, source, _MESSAGE + 1).wait()
+
+    def gone(self) -> list[int]:
+        """The ranks of this host that died or left."""
+        return [self._here[rank] for rank in self.host.gone()]
 
     def _swap_rows(self, call: Call, rows: torch.Tensor, tag: int) -> None:
         at = self._leaders.index(self.rank)
@@ -170,15 +180,6 @@ class ManyHosts:
         leaving = [wire.send(mine, leader, tag) for leader, _ in others if mine.numel()]
         for work in (*arriving, *leaving):
             work.wait()
-
-
-def _header(text: str, size_bytes: int) -> torch.Tensor:
-    header = torch.zeros(8 + _TEXT_BYTES, dtype=torch.uint8)
-    header[:8].view(torch.int64)[0] = size_bytes
-    encoded = text.encode()[:_TEXT_BYTES]
-    if encoded:
-        header[8 : 8 + len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-    return header
 
 
 def _exchange_schedule(leaders: int) -> Schedule:

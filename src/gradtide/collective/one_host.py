@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gradtide.collective.announcement import Announcement
 from gradtide.collective.board import SLOT_BYTES, Board
 from gradtide.collective.channel import Channels
 from gradtide.collective.kernels import DONE, KERNELS
@@ -143,11 +144,25 @@ class OneHost:
         parts = _bytes(tensor).view(self.size, -1)
         self._exchange(call, parts, lambda shown, at: self._reduce(how, flat, shown, self.rank, at))
 
-    def send(self, call: Call, data: torch.Tensor, target: int) -> None:
-        self._channels.send(call.signature, data, target, call.timeout_s)
+    def send(self, call: Call, data: torch.Tensor, target: int, tag: int) -> None:
+        note = Announcement(len(data), tag, call.signature.text)
+        self._channels.send(note, data, target, call.timeout_s)
 
-    def receive(self, call: Call, data: torch.Tensor, source: int) -> None:
-        self._channels.receive(call.signature, data, source, call.timeout_s)
+    def has_room(self, size_bytes: int, target: int) -> bool:
+        return self._channels.has_room(size_bytes, target)
+
+    def is_announced(self, source: int) -> bool:
+        return self._channels.is_announced(source)
+
+    def announced(self, call: Call, source: int) -> Announcement:
+        return self._channels.announced(call.signature.text, source, call.timeout_s)
+
+    def take(self, call: Call, data: torch.Tensor, source: int) -> None:
+        self._channels.take(call.signature.text, data, source, call.timeout_s)
+
+    def gone(self) -> list[int]:
+        """The ranks that died or left."""
+        return self.board.peers.gone()
 
     # --- How ---
 

@@ -78,10 +78,10 @@ def execute_over_torch(
         how.finish(flat, schedule.contributors)
 
 
-def open_gloo(store: Any, rank: int, size: int, address: str, timeout_s: float) -> Any:
+def open_gloo(store: Any, rank: int, size: int, address: str | None, timeout_s: float) -> Any:
     """A Gloo process group on this local address, which torch.distributed's global state knows nothing of."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timedelta(seconds=timeout_s)
-    options._devices = [gloo.create_device(hostname=address)]
+    options._devices = [gloo.create_device(hostname=address) if address else gloo.create_default_device()]
     return gloo(store, rank, size, options)

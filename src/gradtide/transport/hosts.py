@@ -86,6 +86,7 @@ def _answers(store: Any, token: str, rank: int, timeout_s: float) -> bool:
 
 def _get(store: Any, key: str, rank: int, timeout_s: float) -> str:
     try:
+        store.wait([key], timedelta(seconds=timeout_s))
         return bytes(store.get(key)).decode()
     except RuntimeError:
         raise PeerTimeout(f"rank {rank} did not join the job within {timeout_s:g} s; is it started?") from None

@@ -1,0 +1,10 @@
+"""torch.distributed over gradtide's collectives: init_process_group("gradtide").
+
+creating.py        makes the process group that torch asks for, from its store
+process_group.py   the collectives under the names and with the arguments that torch uses
+shapes.py          torch's lists of tensors as the rows that a Group takes, and back
+sparse.py          all-reduce of sparse tensors
+work.py            what torch's operations return, and how their errors reach who waits
+errors.py          our errors as torch's DistBackendError
+hook.py            the communication hook for DDP over any other process group
+"""

@@ -1,0 +1,46 @@
+"""Our errors as torch's: programs written for torch.distributed catch DistBackendError or RuntimeError."""
+
+import torch.distributed as dist
+
+from gradtide import errors
+
+__all__ = ["BadArgument", "CommunicationError", "Mismatch", "PeerLost", "PeerTimeout", "as_torch_error"]
+
+_BackendError: type[RuntimeError] = vars(dist)["DistBackendError"]  # torch does not declare it
+
+
+class CommunicationError(errors.CommunicationError, _BackendError):  # type: ignore[misc, valid-type]
+    """Ranks that should work together can't."""
+
+
+class PeerLost(errors.PeerLost, CommunicationError):
+    """A rank died or left."""
+
+
+class PeerTimeout(errors.PeerTimeout, CommunicationError):
+    """A rank did not arrive by the deadline."""
+
+
+class Mismatch(errors.Mismatch, CommunicationError):
+    """Ranks asked for different things at the same time."""
+
+
+class BadArgument(errors.ConfigError, ValueError, RuntimeError):
+    """An argument makes no sense."""
+
+
+_OURS: dict[type[errors.GradtideError], type[Exception]] = {
+    errors.PeerLost: PeerLost,
+    errors.PeerTimeout: PeerTimeout,
+    errors.Mismatch: Mismatch,
+    errors.CommunicationError: CommunicationError,
+    errors.ConfigError: BadArgument,
+}
+
+
+def as_torch_error(error: BaseException) -> BaseException:
+    """The same error as one that torch's users catch; what is none of ours stays as it is."""
+    for ours, theirs in _OURS.items():
+        if isinstance(error, ours) and not isinstance(error, theirs):
+            return theirs(str(error)).with_traceback(error.__traceback__)
+    return error

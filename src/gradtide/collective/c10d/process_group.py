@@ -1,0 +1,346 @@
+"""torch's process group over a Group: the operations under the names and with the arguments that torch uses.
+
+torch calls some of them from C++ (DDP, functional collectives), the rest from Python. Where a caller waits anyway,
+`opts.asyncOp` is False and the operation runs in the caller's thread; else the group's own thread runs it, in order.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradtide.collective.c10d.errors import as_torch_error
+from gradtide.collective.c10d.shapes import check_count, check_device, fill, flat, put_back, stacked
+from gradtide.collective.c10d.sparse import all_reduce_sparse
+from gradtide.collective.c10d.work import Finished, Work
+from gradtide.collective.group import Group
+from gradtide.errors import ConfigError, GradtideError, Mismatch
+
+__all__ = ["ProcessGroup"]
+
+Tensor = torch.Tensor
+_torch: Any = vars(dist)  # torch does not declare all that is in there
+_Base: Any = _torch["ProcessGroup"]
+_REDUCTIONS = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
+_REDUCTIONS |= {name.upper(): name for name in ("band", "bor", "bxor")}
+# By the number of torch's enumeration: a dictionary of its members would take 3 us to look up.
+_BY_NUMBER = {int(getattr(_torch["ReduceOp"], theirs)): ours for theirs, ours in _REDUCTIONS.items()}
+
+
+def _reduction(opts: Any) -> str:
+    name = _BY_NUMBER.get(int(opts.reduceOp.op))
+    if name is None:
+        raise ConfigError(f"gradtide has no {opts.reduceOp}; multiply the tensor yourself and use SUM")
+    return name
+
+
+def _limit(opts: Any) -> float | None:
+    """How long it may take; None: as long as the group says."""
+    seconds = opts.timeout.total_seconds()
+    return seconds if seconds > 0 else None
+
+
+class ProcessGroup(_Base):  # type: ignore[misc]
+    """One rank's process group. `group` is what does the work."""
+
+    def __init__(self, group: Group, store: Any) -> None:
+        super().__init__(group.rank, group.size)
+        self.group, self._store = group, store
+        self._name, self._description, self._sequence = "", "", 0
+
+    # --- Collectives ---
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Finished:
+        opts = opts or _torch["AllreduceOptions"]()
+        return self._run("all_reduce", opts, tensors, self._all_reduce, tensors, _reduction(opts))
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Finished:
+        return self.allreduce(tensors, opts)
+
+    def _all_reduce(self, limit_s: float | None, tensors: Sequence[Tensor], op: str) -> None:
+        for tensor in tensors:
+            check_device(tensor)
+            if tensor.layout != torch.strided:
+                all_reduce_sparse(self.group, tensor, op, limit_s)
+            else:
+                row = flat(tensor)
+                self.group.all_reduce(row, op, timeout_s=limit_s)
+                put_back(row, tensor)
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> Finished:
+        opts = opts or _torch["BroadcastOptions"]()
+        return self._run("broadcast", opts, tensors, self._broadcast, tensors, opts.rootRank)
+
+    def _broadcast(self, limit_s: float | None, tensors: Sequence[Tensor], root: int) -> None:
+        for tensor in tensors:
+            row = flat(tensor)
+            self.group.broadcast(row, root, timeout_s=limit_s)
+            put_back(row, tensor)
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Finished:
+        opts = opts or _torch["ReduceOptions"]()
+        return self._run("reduce", opts, tensors, self._reduce, tensors[0], _reduction(opts), opts.rootRank)
+
+    def _reduce(self, limit_s: float | None, tensor: Tensor, op: str, root: int) -> None:
+        row = flat(tensor)
+        self.group.reduce(row, op, root, timeout_s=limit_s)
+        put_back(row, tensor)
+
+    def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Finished:
+        opts = opts or _torch["AllgatherOptions"]()
+        return self._run("all_gather", opts, outputs, self._all_gather, outputs, inputs)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Finished:
+        return self.allgather(outputs, inputs, opts)
+
+    def _all_gather(self, limit_s: float | None, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
+        for targets, tensor in zip(outputs, inputs, strict=True):
+            self._check_many(targets)
+            check_count(targets, tensor)
+            fill(targets, self.group.all_gather(flat(tensor), timeout_s=limit_s))
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
+        return self.all_gather_single_coalesced([output], [tensor], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Finished:
+        opts = opts or _torch["AllgatherOptions"]()
+        return self._run("all_gather", opts, outputs, self._all_gather_single, outputs, inputs)
+
+    def _all_gather_single(self, limit_s: float | None, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._check_rows(output, tensor)
+            row = flat(output)
+            self.group.all_gather(flat(tensor), row.view(self.group.size, -1), timeout_s=limit_s)
+            put_back(row, output)
+
+    def reduce_scatter(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
+    ) -> Finished:
+        opts = opts or _torch["ReduceScatterOptions"]()
+        return self._run("reduce_scatter", opts, outputs, self._reduce_scatter, outputs, inputs, _reduction(opts))
+
+    def _reduce_scatter(
+        self, limit_s: float | None, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], op: str
+    ) -> None:
+        for output, tensors in zip(outputs, inputs, strict=True):
+            self._check_many(tensors)
+            check_count(tensors, output)
+            row = flat(output)
+            self.group.reduce_scatter(stacked(tensors), op, row, timeout_s=limit_s)
+            put_back(row, output)
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> Finished:
+        opts = opts or _torch["ReduceScatterOptions"]()
+        arguments = outputs, inputs, _reduction(opts)
+        return self._run("reduce_scatter", opts, outputs, self._reduce_scatter_single, *arguments)
+
+    def _reduce_scatter_single(
+        self, limit_s: float | None, outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str
+    ) -> None:
+        for output, tensor in zip(outputs, inputs, strict=True):
+            self._check_rows(tensor, output)
+            row = flat(output)
+            self.group.reduce_scatter(flat(tensor).view(self.group.size, -1), op, row, timeout_s=limit_s)
+            put_back(row, output)
+
+    def gather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None) -> Finished:
+        opts = opts or _torch["GatherOptions"]()
+        return self._run("gather", opts, outputs, self._gather, outputs, inputs[0], opts.rootRank)
+
+    def _gather(self, limit_s: float | None, outputs: Sequence[Sequence[Tensor]], tensor: Tensor, root: int) -> None:
+        if self.group.rank == root:
+            self._check_many(outputs[0])
+            check_count(outputs[0], tensor)
+        rows = self.group.gather(flat(tensor), root, timeout_s=limit_s)
+        if rows is not None:
+            fill(outputs[0], rows)
+
+    def scatter(self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None) -> Finished:
+        opts = opts or _torch["ScatterOptions"]()
+        return self._run("scatter", opts, outputs, self._scatter, outputs[0], inputs, opts.rootRank)
+
+    def _scatter(self, limit_s: float | None, output: Tensor, inputs: Sequence[Sequence[Tensor]], root: int) -> None:
+        source = None
+        if self.group.rank == root:
+            self._check_many(inputs[0])
+            check_count(inputs[0], output)
+            source = stacked(inputs[0])
+        row = flat(output)
+        self.group.scatter(row, source, root, timeout_s=limit_s)
+        put_back(row, output)
+
+    def alltoall(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None) -> Finished:
+        opts = opts or _torch["AllToAllOptions"]()
+        return self._run("all_to_all", opts, outputs, self._all_to_all, outputs, inputs)
+
+    def all_to_all_single(
+        self, output: Tensor, tensor: Tensor, output_sizes: Sequence[int], sizes: Sequence[int], opts: Any = None
+    ) -> Finished:
+        """The sizes count rows of the first dimension; none means all the same."""
+        opts = opts or _torch["AllToAllOptions"]()
+        return self._run(
+            "all_to_all", opts, [output], self._all_to_all_single, output, tensor, output_sizes or (), sizes or ()
+        )
+
+    def _all_to_all_single(
+        self, limit_s: float | None, output: Tensor, tensor: Tensor, output_sizes: Sequence[int], sizes: Sequence[int]
+    ) -> None:
+        row = flat(output)
+        outputs = self._split(row, output, output_sizes)
+        self._all_to_all(limit_s, outputs, self._split(flat(tensor), tensor, sizes))
+        put_back(row, output)
+
+    def _split(self, row: Tensor, tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+        length, ranks = tensor.shape[0] if tensor.dim() else 1, self.group.size
+        if (not sizes and length % ranks) or (sizes and (len(sizes) != ranks or sum(sizes) != length)):
+            raise ConfigError(f"{length} rows can't be split between {ranks} ranks as {list(sizes) or 'equal parts'}")
+        width = row.numel() // length if length else 0
+        parts: tuple[Tensor, ...] = row.split([size * width for size in sizes or [length // ranks] * ranks])
+        return parts
+
+    def _all_to_all(self, limit_s: float | None, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+        """Every rank first says how much goes to whom: it need not be the same for all."""
+        self._check_many(outputs)
+        self._check_many(inputs)
+        group, rank = self.group, self.group.rank
+        counts = torch.tensor([[t.numel() for t in inputs], [t.numel() for t in outputs]])
+        given, wanted = group.all_gather(counts, timeout_s=limit_s).unbind(1)  # [from, to], [to, from]
+        for source, target in (given != wanted.t()).nonzero().tolist():
+            raise Mismatch(
+                f"all_to_all: rank {source} sends {given[source, target]} elements to rank {target}, which takes "
+                f"{wanted[target, source]}; make the split sizes agree"
+            )
+        rows = inputs[0].new_empty((group.size, int(given.max())))
+        for row, tensor in zip(rows, inputs, strict=True):
+            row[: tensor.numel()] = flat(tensor)
+        received = group.all_to_all(rows, timeout_s=limit_s)
+        for source, target in enumerate(outputs):
+            target.detach().copy_(received[source, : int(given[source, rank])].view(target.shape))
+
+    def barrier(self, opts: Any = None) -> Finished:
+        opts = opts or _torch["BarrierOptions"]()
+        return self._run("barrier", opts, [], lambda limit_s: self.group.barrier(timeout_s=limit_s))
+
+    # What the operations were called before, and still are in some callers.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # --- Messages ---
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int = 0) -> Finished:
+        try:
+            return Work(self.group.messages.send(flat(tensors[0]), to, tag, None, now=False), list(tensors))
+        except GradtideError as error:
+            raise as_torch_error(error) from None
+
+    def recv(self, tensors: Sequence[Tensor], source: int | None, tag: int = 0) -> Finished:
+        row = flat(tensors[0])
+        try:
+            receipt = self.group.messages.receive(row, source, tag, None, now=False)
+        except GradtideError as error:
+            raise as_torch_error(error) from None
+        receipt.when_done(lambda _: put_back(row, tensors[0]))
+        return Work(receipt, list(tensors))
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Finished:
+        return self.recv(tensors, None, tag)
+
+    # --- What torch asks of a process group ---
+
+    def getBackendName(self) -> str:
+        return "gradtide"
+
+    name = _get_backend_name = getBackendName
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> "ProcessGroup":
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"the gradtide backend has no part for {device}; it takes CPU tensors")
+        return self
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def set_timeout(self, timeout: Any) -> None:
+        self.group.set_timeout(timeout.total_seconds())
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Lets what was asked for end, then leaves."""
+        self.group.close()
+
+    def abort(self) -> None:
+        self.group.close()
+
+    # --- How ---
+
+    def _run(self, what: str, opts: Any, result: Sequence[Any], work: Callable[..., None], *arguments: Any) -> Finished:
+        limit_s = _limit(opts)
+        self._sequence += 1
+        if not opts.asyncOp:
+            try:
+                work(limit_s, *arguments)
+            except GradtideError as error:
+                raise as_torch_error(error) from None
+            return Finished(list(result))
+        if self.group.in_background():  # by a callback of an operation that has just ended: it may wait for this one
+            return _at_once(lambda: work(limit_s, *arguments), list(result))
+        return Work(self.group.submit(what, lambda: work(limit_s, *arguments)), list(result))
+
+    def _check_many(self, tensors: Sequence[Tensor]) -> None:
+        if len(tensors) != self.group.size:
+            raise ConfigError(f"{len(tensors)} tensors given, one a rank needed: {self.group.size}")
+
+    def _check_rows(self, whole: Tensor, part: Tensor) -> None:
+        if whole.numel() != part.numel() * self.group.size or whole.dtype != part.dtype:
+            raise ConfigError(
+                f"{whole.dtype}{list(whole.shape)} does not hold {self.group.size} times "
+                f"{part.dtype}{list(part.shape)}, once a rank"
+            )
+
+
+def _at_once(work: Callable[[], None], result: list[Any]) -> Finished:
+    try:
+        work()
+    except GradtideError as error:
+        return Finished(result, as_torch_error(error))
+    return Finished(result)
