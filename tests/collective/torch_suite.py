@@ -1,33 +1,44 @@
-"""PyTorch's own tests of torch.distributed, run over a backend: torch_suite.py BACKEND [TEST ...]
+"""PyTorch's own tests of torch.distributed, run over a backend: torch_suite.py BACKEND WORLD_SIZE [TEST ...]
 
 Prints one JSON object a test: its name, whether it passed, was skipped or failed, the seconds it took, and why.
 
-Most of these tests are gated: they compare the name of the backend with "gloo", which is read from the environment when
-the module is imported. It is imported as if for Gloo, which opens every gate that is open for Gloo, and told the
-backend's name afterwards. Processes are forked instead of spawned: an import of torch a process and test would take
-two seconds each.
+Many of these tests compare the name of the backend with "gloo": when the module is imported, which is done as if for
+Gloo, and while they run, when the name that they compare is one that equals "gloo" too. So every gate that is open for
+Gloo is open for gradtide. Processes are forked instead of spawned: an import of torch a process and test would take two
+seconds each.
 """
 
-import io
 import json
 import os
 import sys
 import tempfile
 import time
 import unittest
+from typing import TextIO
 
-WORLD_SIZE = "3"  # sub-groups of these tests are ranks 1 and 2
 
-
-def main(backend: str, names: list[str]) -> None:
-    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": WORLD_SIZE, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+def main(backend: str, world_size: str, names: list[str], results: TextIO) -> None:
+    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": world_size, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
     with tempfile.TemporaryDirectory(prefix="gradtide-suite-") as folder:
         os.environ["TEMP_DIR"] = folder
         for name in ("barrier", "test_dir", "init_dir"):
             os.mkdir(f"{folder}/{name}")
         suite = prepared(backend)
         for name in names or unittest.defaultTestLoader.getTestCaseNames(suite):
-            print(json.dumps(outcome(suite, name)), flush=True)
+            print(json.dumps(outcome(suite, name)), file=results, flush=True)
+
+
+class OpenGate(str):
+    """The name of a backend that is treated as Gloo is."""
+
+    def __eq__(self, other: object) -> bool:
+        return other == "gloo" or str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash("gloo")
 
 
 def prepared(backend: str) -> type[unittest.TestCase]:
@@ -40,8 +51,7 @@ def prepared(backend: str) -> type[unittest.TestCase]:
 
         register()
         load()
-    tests.BACKEND = backend
-    # Two tests ask whether this is set by the launcher of PyTorch's own suite.
+    tests.BACKEND = OpenGate(backend)
     torch.set_num_threads(1)
 
     class Suite(tests.TestDistBackend, tests.DistributedTest._DistTestBase):
@@ -62,5 +72,7 @@ def outcome(suite: type[unittest.TestCase], name: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    assert isinstance(sys.stdout, io.TextIOBase)
-    main(sys.argv[1], sys.argv[2:])
+    # What the tests print, in their own processes too, goes to standard error.
+    with os.fdopen(os.dup(1), "w") as told:
+        os.dup2(2, 1)
+        main(sys.argv[1], sys.argv[2], sys.argv[3:], told)

@@ -1,7 +1,9 @@
 """Imported once by the process that ranks are forked from: they start with every kernel loaded."""
 
+import process_groups  # noqa: F401
 from cases import DTYPES, reductions_of
 
+import gradtide.collective.c10d.creating  # noqa: F401
 from gradtide.collective.kernels import KERNELS
 from gradtide.collective.reductions import reduction
 

@@ -5,6 +5,7 @@ process_group.py   the collectives under the names and with the arguments that t
 shapes.py          torch's lists of tensors as the rows that a Group takes, and back
 sparse.py          all-reduce of sparse tensors
 work.py            what torch's operations return, and how their errors reach who waits
+compiling.py       keeps torch.compile out
 errors.py          our errors as torch's DistBackendError
 hook.py            the communication hook for DDP over any other process group
 """

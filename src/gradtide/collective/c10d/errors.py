@@ -42,5 +42,6 @@ def as_torch_error(error: BaseException) -> BaseException:
     """The same error as one that torch's users catch; what is none of ours stays as it is."""
     for ours, theirs in _OURS.items():
         if isinstance(error, ours) and not isinstance(error, theirs):
-            return theirs(str(error)).with_traceback(error.__traceback__)
+            text = f"the timeout is over: {error}" if ours is errors.PeerTimeout else str(error)
+            return theirs(text).with_traceback(error.__traceback__)
     return error

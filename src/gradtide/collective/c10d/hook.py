@@ -1,8 +1,7 @@
 """The communication hook for DDP over any other process group: model.register_comm_hook(Group.beside(), ddp_hook)."""
 
-from typing import Any
-
 import torch
+import torch.distributed as dist
 from torch.futures import Future
 
 from gradtide.collective.c10d.work import Work
@@ -12,7 +11,8 @@ from gradtide.errors import ConfigError
 __all__ = ["ddp_hook"]
 
 
-def ddp_hook(state: Group, bucket: Any) -> "Future[torch.Tensor]":
+# DDP reads these annotations.
+def ddp_hook(state: Group, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
     """The mean of a bucket of gradients over the ranks of a gradtide group, which are those of DDP's process group."""
     if not isinstance(state, Group):
         raise ConfigError(

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradtide.collective.c10d.errors import as_torch_error
+from gradtide.collective.c10d.compiling import never_compiled
+from gradtide.collective.c10d.errors import BadArgument, as_torch_error
 from gradtide.collective.c10d.shapes import check_count, check_device, fill, flat, put_back, stacked
 from gradtide.collective.c10d.sparse import all_reduce_sparse
 from gradtide.collective.c10d.work import Finished, Work
@@ -31,7 +32,7 @@ _BY_NUMBER = {int(getattr(_torch["ReduceOp"], theirs)): ours for theirs, ours in
 def _reduction(opts: Any) -> str:
     name = _BY_NUMBER.get(int(opts.reduceOp.op))
     if name is None:
-        raise ConfigError(f"gradtide has no {opts.reduceOp}; multiply the tensor yourself and use SUM")
+        raise BadArgument(f"gradtide has no {opts.reduceOp.op}; multiply the tensor yourself and use SUM")
     return name
 
 
@@ -41,6 +42,7 @@ def _limit(opts: Any) -> float | None:
     return seconds if seconds > 0 else None
 
 
+@never_compiled
 class ProcessGroup(_Base):  # type: ignore[misc]
     """One rank's process group. `group` is what does the work."""
 
@@ -94,7 +96,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> Finished:
-        return self.allgather(outputs, inputs, opts)
+        """Here outputs has a list a rank, where allgather's has a list a tensor."""
+        return self.allgather(list(zip(*outputs, strict=True)), inputs, opts)
 
     def _all_gather(self, limit_s: float | None, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
         for targets, tensor in zip(outputs, inputs, strict=True):

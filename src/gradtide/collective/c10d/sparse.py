@@ -16,8 +16,9 @@ def all_reduce_sparse(group: Group, tensor: torch.Tensor, op: str, timeout_s: fl
     counts = group.all_gather(torch.tensor([mine._nnz()]), timeout_s=timeout_s)[:, 0].tolist()
     indices = _gather(group, mine.indices().t().contiguous(), counts, timeout_s)
     values = _gather(group, mine.values(), counts, timeout_s)
-    total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
-    tensor.detach().copy_(total / group.size if op == "mean" else total)
+    total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
+    with torch.no_grad():  # a detached sparse tensor would have entries of its own
+        tensor.copy_(total / group.size if op == "mean" else total)
 
 
 def _gather(group: Group, rows: torch.Tensor, counts: list[int], timeout_s: float | None) -> torch.Tensor:

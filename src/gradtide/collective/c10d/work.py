@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from gradtide.collective.c10d.compiling import never_compiled
 from gradtide.collective.c10d.errors import PeerTimeout, as_torch_error
 from gradtide.collective.messages import Receipt
 from gradtide.handle import Handle
@@ -24,6 +25,7 @@ _NO_LIMIT = timedelta(0)
 _Base: Any = vars(dist)["Work"]
 
 
+@never_compiled
 class Finished(_Base):  # type: ignore[misc]
     """An operation that is over. It went wrong if there is an error."""
 
@@ -68,6 +70,7 @@ class Finished(_Base):  # type: ignore[misc]
     _source_rank = source_rank
 
 
+@never_compiled
 class Work(Finished):
     """An operation under way."""
 
