@@ -2,6 +2,7 @@
 
 client.py        what a user sees: connect, Store
 values.py        from a user's keys and tensors to pieces of memory, and back
+taking.py        a client's part in a checkpoint: announces the cut, collects what was written, writes the manifest
 status.py        how a store is, asked of each of its processes
 packed.py        many small keys in one request, without Python per key
 summary.py       what a user is told about a key; how consistency is written
@@ -23,6 +24,7 @@ parts.py         what happens to a shard, and what it answers
 shard.py         pure: admit, accumulate, update, reply
 log.py           pure: what replicas must do too, and the answers that wait for them
 image.py         a shard on its way to another server, entry by entry or whole
+cut.py           pure: a checkpoint's cut through the shards of a server
 replication.py   pure: a server as primary of its shards and as replica of others'
 filter.py        the exactly-once filter inside a shard
 rounds.py        the rounds of a block: who is waited for, when it closes
@@ -34,12 +36,16 @@ membership.py    pure: who is alive, who holds what, who is in the rounds
 assignment.py    who is primary of a shard and who follows it, when servers come and go
 beats.py         a member's side of its lease
 server.py        shell of host.py: receives into tensors, sends from them
+cutter.py        a server's part in checkpoints: copies its shards at the cut, writes them in a thread
+loading.py       a server's shards from a checkpoint
+shard_file.py    shards as parts of a checkpoint's files, and back
 peers.py         a server's connections to other servers
 incoming.py      which memory the values of a request go to
 at_once.py       the short way of what needs no second look
 uplink.py        a server's connection to the coordinator
 coordinator.py   shell of membership.py
 journal.py       the coordinator's state on disk
+recovering.py    what a store begins with, and what becomes of what is lost
 roles.py         server and coordinator as processes
 forkserver.py    makes such processes by fork, and again when they die
 local.py         a store on this machine

@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn, Self, overload
 
 from torch import Tensor
 
+from gradtide.checkpoint.shelf import Taken
 from gradtide.errors import ConfigError, NotMember, RolledBack, StaleGradient, StoreError, UnknownKey
 from gradtide.events import Emit, ignore
 from gradtide.handle import Handle
@@ -26,6 +27,7 @@ from gradtide.store.operations import Done
 from gradtide.store.pending import Pending
 from gradtide.store.session import Session, SessionOptions
 from gradtide.store.summary import Info, merge, parse_consistency
+from gradtide.store.taking import CheckpointOptions, begin_checkpoint, shelf_of
 from gradtide.store.tensors import bytes_of, dtype_name
 from gradtide.store.values import (
     Destination,
@@ -217,6 +219,39 @@ class Store:
             Pending(self._engine, lambda: f"configure of {key!r}", _raise_if_refused),
             lambda now_s: self._session.configure(key, changes, from_round, now_s),
         ).wait()
+
+    # --- checkpoints ---
+
+    @overload
+    def checkpoint(
+        self, path: str | os.PathLike[str], *, keep: int | None = ..., timeout_s: float = ..., wait: Literal[True] = ...
+    ) -> Taken: ...
+    @overload
+    def checkpoint(
+        self, path: str | os.PathLike[str], *, keep: int | None = ..., timeout_s: float = ..., wait: Literal[False]
+    ) -> Handle[Taken]: ...
+
+    def checkpoint(
+        self, path: str | os.PathLike[str], *, keep: int | None = None, timeout_s: float = 600.0, wait: bool = True
+    ) -> Taken | Handle[Taken]:
+        """Writes everything to a new folder in `path`, which all servers must see; `keep` removes all but the last n.
+
+        Workers call it between two steps. The cut is made when this begins; with wait=False a handle is returned then,
+        and the servers write while training goes on. Until the handle is done there is no such checkpoint.
+        """
+        handle = self.begin_checkpoint(path, CheckpointOptions(keep, timeout_s=timeout_s))
+        return handle.wait(timeout_s) if wait else handle
+
+    def begin_checkpoint(self, path: str | os.PathLike[str], options: CheckpointOptions) -> Handle[Taken]:
+        """The same, with more to say; for those who add files of their own."""
+        if options.keep is not None and options.keep < 1:
+            raise ConfigError(f"keep={options.keep} would leave no checkpoint; keep 1 or more")
+        return begin_checkpoint(self._engine, shelf_of(path), options, self._round_now)
+
+    def _round_now(self) -> int:
+        """The last round that any key has closed."""
+        infos = [info for infos in self._listed("") for info in infos if info.spec.delay is not None]
+        return max((info.round for info in infos), default=0)
 
     # --- what is there ---
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gradtide.errors import CommunicationError, FrameError, StoreError
 from gradtide.store.journal import Journal
-from gradtide.store.membership import Membership, Tell
+from gradtide.store.membership import Membership, Recovery, Tell
 from gradtide.store.messages import Beat, CaughtUp, Inspect, Join, Lagging, Leave, Message, Promise, decode, encode
 from gradtide.transport.authenticate import Address, listen
 from gradtide.transport.connection import Connection
@@ -32,6 +32,7 @@ class Coordinator:
         lease_s: float = 2.0,
         insecure_network: bool = False,
         journal: Journal | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         self._journal = journal
         record = journal.read() if journal is not None else None
@@ -39,6 +40,7 @@ class Coordinator:
             self._membership = Membership(lease_s=lease_s)
         else:
             self._membership = Membership.restore(record, time.monotonic(), lease_s)
+        self._membership.recovery = recovery or Recovery()
         listener = listen(address, secret, insecure_network)
         self.address = address if address.path else Address(host=address.host, port=listener.getsockname()[1])
         self._service = Service(listener, secret, "coordi", self._greet)

@@ -14,7 +14,7 @@ The values in an Answer are the shards' own memory: send or copy them before the
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -41,6 +41,7 @@ from gradtide.store.messages import (
     Refused,
     Request,
     ServerMessage,
+    Source,
     Table,
     Version,
     Welcome,
@@ -75,6 +76,8 @@ class Host(Generic[V]):
     heart: Heart = field(default_factory=Heart)
     replicas: int = 0  # how many copies of each shard the store should have beside the primary
     options: ReplicationOptions = field(default_factory=ReplicationOptions)
+    to_load: dict[int, Source] = field(default_factory=dict)  # shards that begin with a checkpoint and are not here yet
+    begun: dict[int, int] = field(default_factory=dict)  # shard -> the epoch of the checkpoint that it began with here
     lapsed: bool = False  # nobody has confirmed that this server is still primary: it must not answer
     replication: Replication[V] = field(init=False)
 
@@ -88,6 +91,11 @@ class Host(Generic[V]):
     @property
     def epoch(self) -> int:
         return self.table.epoch if self.table else 0
+
+    @property
+    def accepts_questions(self) -> bool:
+        """Is it certain that this server holds what its table says?"""
+        return self.table is not None and not self.lapsed and not self.to_load
 
     @property
     def waiting_bytes(self) -> int:
@@ -132,7 +140,7 @@ class Host(Generic[V]):
 
     def accepts(self, message: Request, parts: tuple[Part, ...]) -> bool:
         """Is a request about this table's epoch, and about shards that are here?"""
-        here = message.epoch == self.epoch and not self.lapsed
+        here = message.epoch == self.epoch and not self.lapsed and not self.to_load
         return here and all(part.shard in self.owned for part in parts)
 
     def deliver(self, message: Push | Init, index: int, part: Part, values: Sequence[V]) -> list[Answer[V]]:
@@ -217,7 +225,7 @@ class Host(Generic[V]):
                 (self.table.term, self.table.epoch) if self.table else (0, 0)
             ):
                 return [self._beat(now_s)], self._take_table(message)
-            case Propose() if self.table is not None:
+            case Propose() if self.table is not None and not self.to_load:  # else it is asked again
                 return [self._promise(message)], []
             case Decree() if self.decree is None or message.number > self.decree.number:
                 self.decree = message
@@ -286,10 +294,42 @@ class Host(Generic[V]):
         self.owned = frozenset([number for number, owner in enumerate(table.owners) if owner == index])
         before = set(self.shards)
         self.shards = self.replication.take_table(table, index, self.shards)
+        self._find_what_to_load(table, before)
         answers: list[Answer[V]] = []
         for number, shard in self.shards.items():
             shard.adopt_epoch(table.epoch)
             answers += self._prepare(shard, new=number not in before)
+        return answers
+
+    def _find_what_to_load(self, table: Table, before: set[int]) -> None:
+        """Shards that began with a checkpoint, and of which nothing is here.
+
+        Nobody has acknowledged anything without a replica that is in sync; so if such a one has nothing, all there ever
+        was is the checkpoint.
+        """
+        wanted: dict[int, Source] = {}
+        for number in self.owned if table.sources else ():
+            source, shard = table.source_of(number), self.shards.get(number)
+            if source is None or self.begun.get(number) == source.epoch:
+                continue
+            if shard is not None and (shard.blocks or shard.position != Version()):
+                self.begun[number] = source.epoch
+                continue
+            wanted[number] = source
+            self.shards.pop(number, None)
+        self.to_load = wanted
+
+    def install(self, shards: Iterable[Shard[V]], source: Source) -> list[Answer[V]]:
+        """What a checkpoint has of the shards that are to be loaded from it; what it has not begins empty."""
+        found = {shard.number: shard for shard in shards}
+        answers: list[Answer[V]] = []
+        for number in [number for number, wanted in self.to_load.items() if wanted == source]:
+            del self.to_load[number]
+            self.begun[number] = source.epoch
+            if number in found:
+                shard = self.shards[number] = found[number]
+                shard.adopt_epoch(self.epoch)
+                answers += self._prepare(shard, new=True)
         return answers
 
     def _is_me(self, name: str, incarnation: int) -> bool:

@@ -4,7 +4,7 @@ A snapshot holds what is closed and settled. What waits for its round is not in 
 will push it again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from gradtide.store.arithmetic import Arithmetic
@@ -15,16 +15,18 @@ from gradtide.store.messages import (
     Closed,
     Configured,
     Created,
+    RecordImage,
     Replicate,
     Settled,
     Snapshot,
     Step,
     Updated,
+    Version,
 )
 from gradtide.store.rounds import Block
 from gradtide.store.shard import Shard
 
-__all__ = ["replay", "restore", "snapshot"]
+__all__ = ["image_of", "put_together", "replay", "restore", "revive", "snapshot"]
 
 V = TypeVar("V")
 
@@ -61,27 +63,39 @@ def _replay_step(shard: Shard[V], step: Step, values: Iterator[V]) -> None:
 
 def snapshot(shard: Shard[V], epoch: int, server: str) -> tuple[Snapshot, tuple[V, ...]]:
     """All of a shard. The values are its own memory: send or copy them before its next event."""
-    images: list[BlockImage] = []
-    values: list[V] = []
-    for (_, number), block in shard.blocks.items():
-        beside = block.state.beside()
-        values += [block.state.value(), *beside.values()]
-        images.append(
-            BlockImage(
-                block.created(number),
-                block.closed,
-                tuple((round_, tuple(sorted(workers))) for round_, workers in block.counted.items()),
-                tuple(block.changes),
-                tuple(block.came.items()),
-                block.state.arguments(),
-                tuple(beside),
-                1 + len(beside),
-            )
-        )
-    slots = tuple(shard.arithmetic.slot(value) for value in values)
-    records = shard.filter.images()
-    word = Snapshot(epoch, server, shard.number, shard.position, shard.version, tuple(images), records, slots)
-    return word, tuple(values)
+    images = [image_of(number, block) for (_, number), block in shard.blocks.items()]
+    return put_together(shard, images, shard.filter.images(), epoch, server)
+
+
+def image_of(number: int, block: Block[V]) -> tuple[BlockImage, tuple[V, ...]]:
+    """One block; the values are its own memory."""
+    beside = block.state.beside()
+    image = BlockImage(
+        block.created(number),
+        block.closed,
+        tuple((round_, tuple(sorted(workers))) for round_, workers in block.counted.items()),
+        tuple(block.changes),
+        tuple(block.came.items()),
+        block.state.arguments(),
+        tuple(beside),
+        1 + len(beside),
+    )
+    return image, (block.state.value(), *beside.values())
+
+
+def put_together(
+    shard: Shard[V],
+    images: Iterable[tuple[BlockImage, tuple[V, ...]]],
+    records: tuple[RecordImage, ...],
+    epoch: int = 0,
+    server: str = "",
+) -> tuple[Snapshot, tuple[V, ...]]:
+    """A shard from the images of its blocks."""
+    pairs = list(images)
+    values = tuple(value for _, own in pairs for value in own)
+    slots = tuple(map(shard.arithmetic.slot, values))
+    blocks = tuple(image for image, _ in pairs)
+    return Snapshot(epoch, server, shard.number, shard.position, shard.version, blocks, records, slots), values
 
 
 def restore(word: Snapshot, values: Sequence[V], arithmetic: Arithmetic[V]) -> Shard[V]:
@@ -103,4 +117,14 @@ def restore(word: Snapshot, values: Sequence[V], arithmetic: Arithmetic[V]) -> S
             came=dict(image.reached),
             reached=dict(image.reached),
         )  # fmt: skip
+    return shard
+
+
+def revive(word: Snapshot, values: Sequence[V], arithmetic: Arithmetic[V]) -> Shard[V]:
+    """The shard of a checkpoint: who had come by which open round was of another time, and so were its replicas."""
+    shard = restore(word, values, arithmetic)
+    shard.position = Version(0, 1)  # not the one of an empty shard: whoever follows needs a snapshot
+    shard.take_over()
+    for block in shard.blocks.values():
+        block.retain(())
     return shard

@@ -8,14 +8,25 @@ import msgspec
 
 from gradtide.errors import FrameError
 from gradtide.store.links import Link
-from gradtide.store.messages import Initialised, Listed, Noted, Pulled, Pushed, Refused, Reply, decode
+from gradtide.store.messages import (
+    CutBegun,
+    CutWritten,
+    Initialised,
+    Listed,
+    Noted,
+    Pulled,
+    Pushed,
+    Refused,
+    Reply,
+    decode,
+)
 
 if TYPE_CHECKING:
     from gradtide.store.engine import Engine
 
 __all__ = ["Inbox"]
 
-_REPLIES = (Initialised, Pushed, Pulled, Refused, Listed, Noted)
+_REPLIES = (Initialised, Pushed, Pulled, Refused, Listed, Noted, CutBegun, CutWritten)
 
 
 class Inbox:

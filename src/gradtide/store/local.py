@@ -1,6 +1,7 @@
 """A store on this machine: coordinator and servers as real processes that heal, in a folder that only you can enter."""
 
 import contextlib
+import os
 import select
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import msgspec
 
 from gradtide.errors import CommunicationError, ConfigError, PeerTimeout
 from gradtide.store.forkserver import Alive, Command
+from gradtide.store.membership import Policy
+from gradtide.store.recovering import Recovering
 from gradtide.store.roles import Role
 
 __all__ = ["Forks", "LocalServers", "local_servers"]
@@ -75,19 +78,34 @@ class Forks:
 class LocalServers:
     """A running store. `.address` is what `gradtide.connect` wants; `.processes` are the living, each with a .pid."""
 
-    def __init__(self, servers: int, *, replicas: int = 0, lease_s: float = 2.0, forks: Forks | None = None) -> None:
+    def __init__(
+        self,
+        servers: int,
+        *,
+        replicas: int = 0,
+        lease_s: float = 2.0,
+        forks: Forks | None = None,
+        recovering: Recovering | None = None,
+    ) -> None:
         if servers < 1:
             raise ConfigError(f"{servers} servers can't hold anything; start at least one")
         if not 0 <= replicas < servers:
             raise ConfigError(
                 f"{replicas} replicas need {replicas + 1} servers, not {servers}: each copy is on another"
             )
+        recovering = recovering or Recovering()
+        recovering.check()
         self.folder = tempfile.mkdtemp(prefix="gradtide-")  # of mode 0700
         self.address = f"unix:{self.folder}/coordinator"
         self._own, self._closed = forks is None, False
         self._forks = forks or Forks()
         journal = f"{self.folder}/journal"
-        roles = [Role(role="coordinator", name="coordinator", address=self.address, lease_s=lease_s, journal=journal)]
+        roles = [
+            Role(
+                role="coordinator", name="coordinator", address=self.address, lease_s=lease_s, journal=journal,
+                restore=recovering.restore, checkpoints=recovering.checkpoints, after_loss=recovering.after_loss,
+            )
+        ]  # fmt: skip
         for i in range(servers):
             address = f"unix:{self.folder}/server-{i}"
             roles.append(
@@ -134,10 +152,25 @@ class LocalServers:
 
 
 def local_servers(
-    servers: int = 1, *, replicas: int = 0, lease_s: float = 2.0, forks: Forks | None = None
+    servers: int = 1,
+    *,
+    replicas: int = 0,
+    lease_s: float = 2.0,
+    forks: Forks | None = None,
+    restore: str | os.PathLike[str] | None = None,
+    checkpoints: str | os.PathLike[str] | None = None,
+    after_loss: Policy = "empty",
 ) -> LocalServers:
     """Starts a store on this machine: `with gradtide.local_servers(2) as servers: ...`.
 
     With `replicas=1` each shard is on two servers, and nothing that was acknowledged is lost when one of them dies.
+    With `restore` it begins with a checkpoint, of however many servers. `after_loss` says what becomes of shards when
+    more servers die than there are replicas: they begin empty, or with the last of `checkpoints`: they alone
+    ("continue"), or all shards together ("rewind").
     """
-    return LocalServers(servers, replicas=replicas, lease_s=lease_s, forks=forks)
+    recovering = Recovering(_text(restore), _text(checkpoints), after_loss)
+    return LocalServers(servers, replicas=replicas, lease_s=lease_s, forks=forks, recovering=recovering)
+
+
+def _text(path: str | os.PathLike[str] | None) -> str:
+    return "" if path is None else os.fspath(path)

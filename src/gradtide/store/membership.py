@@ -13,7 +13,9 @@ not to close it before the next decree. **Decree**: the worker is in from the hi
 closed its first round without it. Leaving needs no promise: nobody waits for who is no longer listed.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -34,11 +36,12 @@ from gradtide.store.messages import (
     Promise,
     Propose,
     ServerEntry,
+    Source,
     Table,
     Welcome,
 )
 
-__all__ = ["Membership", "Peer", "Record", "Tell"]
+__all__ = ["Membership", "Peer", "Policy", "Record", "Recovery", "Tell"]
 
 
 # After so many leases without a word a client is forgotten; should it come back, it must start again.
@@ -80,6 +83,25 @@ class Record(msgspec.Struct, frozen=True):
     decree: Decree | None
 
 
+Policy = Literal["empty", "rewind", "continue"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What becomes of shards that are lost: they begin empty, or with the last checkpoint, alone or all together."""
+
+    policy: Policy = "empty"
+    last: Callable[[], tuple[str, int] | None] = lambda: None  # the last checkpoint's folder and round
+    begin_with: tuple[str, int] | None = None  # a checkpoint for the whole store to begin with
+
+    def first(self, epoch: int) -> tuple[Source, ...]:
+        return (Source(epoch, *self.begin_with),) if self.begin_with is not None else ()
+
+    def after_loss(self, epoch: int) -> tuple[Source, ...]:
+        found = self.last() if self.policy != "empty" else None
+        return (Source(epoch, *found, self.policy == "rewind"),) if found is not None else ()
+
+
 @dataclass(slots=True)
 class Membership:
     """The coordinator's state."""
@@ -95,6 +117,7 @@ class Membership:
     asked_s: float = 0.0  # when the servers were last asked for promises
     ticked_s: float = 0.0
     settled: tuple[int, float] = (0, 0.0)  # the epoch, and since when it has been looked at
+    recovery: Recovery = field(default_factory=Recovery)
 
     def hear(self, message: Message, now_s: float) -> list[Tell]:
         """A peer said something."""
@@ -273,7 +296,11 @@ class Membership:
             entries = tuple(_entry(join) for join in servers)
             replicas = min(max(join.replicas for join in servers), len(servers) - 1)
             first = assign_first(entries, replicas)
-            self.table = Table(self.term, 1, entries, first.owners, replicas, first.backups, first.joining, first.lost)
+            sources = self.recovery.first(1)
+            lost = (1,) * len(first.owners) if sources else first.lost
+            self.table = Table(
+                self.term, 1, entries, first.owners, replicas, first.backups, first.joining, lost, sources=sources
+            )
             return self._announce()
         by_name = {join.name: join for join in servers}
         entries = tuple(_entry(by_name[entry.name]) for entry in self.table.servers)
@@ -288,8 +315,15 @@ class Membership:
 
     def _replace_table(self, entries: tuple[ServerEntry, ...], new: Assignment) -> list[Tell]:
         assert self.table is not None
-        epoch, replicas = self.table.epoch + 1, self.table.replicas
-        self.table = Table(self.term, epoch, entries, new.owners, replicas, new.backups, new.joining, new.lost)
+        epoch, sources, lost = self.table.epoch + 1, self.table.sources, new.lost
+        if epoch in lost:
+            sources += self.recovery.after_loss(epoch)
+            if any(source.epoch == epoch and source.rewind for source in sources):
+                lost = (epoch,) * len(new.owners)
+        self.table = msgspec.structs.replace(
+            self.table, term=self.term, epoch=epoch, servers=entries, owners=new.owners, backups=new.backups,
+            joining=new.joining, lost=lost, sources=sources,
+        )  # fmt: skip
         return self._announce()
 
     def _balance(self, now_s: float) -> list[Tell]:

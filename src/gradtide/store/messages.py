@@ -28,18 +28,24 @@ from typing import Literal
 
 import msgspec
 
+from gradtide.checkpoint.entries import FileEntry, ShardEntry
+
 __all__ = [
     "NO_WORKER",
     "RETRYABLE",
     "Beat",
+    "BeginCut",
     "BlockImage",
     "Came",
     "CaughtUp",
     "ClientMessage",
     "Closed",
+    "CollectCut",
     "Configure",
     "Configured",
     "Created",
+    "CutBegun",
+    "CutWritten",
     "Decree",
     "Fenced",
     "Gone",
@@ -68,6 +74,7 @@ __all__ = [
     "Pulled",
     "Push",
     "Pushed",
+    "Question",
     "Reason",
     "RecordImage",
     "Refused",
@@ -80,6 +87,7 @@ __all__ = [
     "Settled",
     "Slot",
     "Snapshot",
+    "Source",
     "Step",
     "Table",
     "UpdateRule",
@@ -212,7 +220,29 @@ class Keys(_Wire, frozen=True, tag=5):
     prefix: str = ""
 
 
-# --- server to client: each answers one shard of a request, except Listed ---
+class BeginCut(_Wire, frozen=True, tag=6):
+    """Copy every shard that is yours as of the end of a round (0: as it is), and write the copies to a folder."""
+
+    epoch: int
+    client: str
+    incarnation: int
+    sequence: int
+    name: str
+    folder: str
+    round: int = 0
+
+
+class CollectCut(_Wire, frozen=True, tag=7):
+    """Tell me when the copies are written."""
+
+    epoch: int
+    client: str
+    incarnation: int
+    sequence: int
+    name: str
+
+
+# --- server to client: each answers one shard of a request, except the last three ---
 
 
 class Initialised(_Wire, frozen=True, tag=20):
@@ -257,6 +287,8 @@ Reason = Literal[
     "nan",
     "forgotten",  # too old for the filter: whether it was applied can no longer be told
     "rule",  # the update rule refuses these arguments
+    "passed",  # a round that was to be cut at is closed already
+    "cut",  # a checkpoint could not be taken
     "rolled_back",  # more servers died than there were replicas: what was there is gone
 ]
 
@@ -297,6 +329,20 @@ class Listed(_Wire, frozen=True, tag=24):
 
     sequence: int
     keys: tuple[KeyInfo, ...]
+
+
+class CutBegun(_Wire, frozen=True, tag=26):
+    """Answers BeginCut: from here on the cut can't be missed."""
+
+    sequence: int
+
+
+class CutWritten(_Wire, frozen=True, tag=27):
+    """Answers CollectCut: the files are on disk."""
+
+    sequence: int
+    files: tuple[FileEntry, ...]
+    shards: tuple[ShardEntry, ...]
 
 
 # --- with the coordinator ---
@@ -354,12 +400,23 @@ class ServerEntry(_Wire, frozen=True):
     incarnation: int
 
 
+class Source(_Wire, frozen=True):
+    """Where shards begin that were lost at an epoch, or with which the store began: a checkpoint's folder.
+
+    `rewind`: all shards do, so workers go back to the step after `round`."""
+
+    epoch: int
+    folder: str
+    round: int = 0
+    rewind: bool = False
+
+
 class Table(_Wire, frozen=True, tag=44):
     """Which server holds which shard: `owners[shard]` is an index into `servers`, as are those of its replicas.
 
     `backups[shard]` are in sync: nothing is acknowledged before they have it, and one of them follows a primary that
     dies. `joining[shard]` are being brought up to date. `lost[shard]` is the epoch at which the shard had to begin
-    anew because everybody who was in sync had died. All three are empty in a store without replicas.
+    anew because everybody who was in sync had died: empty, or with the checkpoint that `sources` has for that epoch.
     """
 
     term: int
@@ -371,6 +428,12 @@ class Table(_Wire, frozen=True, tag=44):
     joining: tuple[tuple[int, ...], ...] = ()
     lost: tuple[int, ...] = ()
     decree: int = 0  # a primary closes no round before it knows this one
+    sources: tuple[Source, ...] = ()
+
+    def source_of(self, shard: int) -> Source | None:
+        """The checkpoint that a shard began with; None: it began empty."""
+        epoch = self.lost[shard] if self.lost else 0
+        return next((source for source in self.sources if source.epoch == epoch), None) if epoch else None
 
 
 class Member(_Wire, frozen=True):
@@ -621,13 +684,15 @@ class Fenced(_Wire, frozen=True, tag=63):
 
 
 Request = Init | Push | Pull | Configure | Keys
-Reply = Initialised | Pushed | Pulled | Noted | Refused | Listed
-ClientMessage = Request | Reply
+Question = BeginCut | CollectCut
+Reply = Initialised | Pushed | Pulled | Noted | Refused | Listed | CutBegun | CutWritten
+ClientMessage = Request | Question | Reply
 ServerMessage = Replicate | Replicated | Snapshot | Fenced
 Message = (
     Init | Push | Pull | Configure | Keys | Initialised | Pushed | Pulled | Noted | Refused | Listed
     | Join | Leave | Beat | Welcome | Table | Propose | Promise | Decree | Gone | CaughtUp | Lagging
     | Replicate | Replicated | Snapshot | Fenced | Inspect | Inspected | Health
+    | BeginCut | CollectCut | CutBegun | CutWritten
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

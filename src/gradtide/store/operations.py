@@ -6,12 +6,15 @@ from typing import Generic, Literal, TypeVar
 
 from gradtide.store.layouts import Layout
 from gradtide.store.messages import (
+    CutBegun,
+    CutWritten,
     Initialised,
     KeySpec,
     Listed,
     Message,
     Pulled,
     Pushed,
+    Question,
     Refused,
     Request,
     ServerEntry,
@@ -22,7 +25,7 @@ __all__ = ["Done", "Flight", "Kind", "Operation", "Send", "SessionInstruction", 
 
 V = TypeVar("V")
 
-Kind = Literal["init", "push", "pull", "configure", "keys"]
+Kind = Literal["init", "push", "pull", "configure", "keys", "ask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Send(Generic[V]):
     """Send a request and its payload to a server."""
 
     server: ServerEntry
-    message: Request
+    message: Request | Question
     values: Sequence[V] = ()
 
 
@@ -53,6 +56,7 @@ class Done(Generic[V]):
     staleness: int = 0
     replicated: bool = False
     listed: tuple[Listed, ...] = ()
+    told: tuple[CutBegun | CutWritten, ...] = ()
     refused: Refused | None = None
 
 
@@ -66,7 +70,7 @@ class Flight:
     server: int
     shards: tuple[int, ...]
     size_bytes: int
-    open: set[int]  # of its shards, those that have not answered; for "keys": the server
+    open: set[int]  # of its shards, those that have not answered; for "keys" and "ask": the server
     sent: bool = False
     landed: bool = False  # the server has said something about it: its bytes are no longer in flight
     tries: int = 0
@@ -81,7 +85,7 @@ class Operation(Generic[V]):
     kind: Kind
     layout: Layout
     values: Sequence[V]
-    unanswered: set[int]  # shards; for "keys": servers
+    unanswered: set[int]  # shards; for "keys" and "ask": servers
     required: dict[int, Version] = field(default_factory=dict)  # shard -> no older than this
     asked: dict[int, Version] = field(default_factory=dict)  # what the user asked for, as at_least
     spec: KeySpec | None = None
@@ -95,6 +99,8 @@ class Operation(Generic[V]):
     answers: dict[int, Initialised | Pushed | Pulled] = field(default_factory=dict)
     results: dict[int, tuple[V, ...]] = field(default_factory=dict)
     listed: list[Listed] = field(default_factory=list)
+    question: Question | None = None  # what every server is asked; for "ask"
+    told: list[CutBegun | CutWritten] = field(default_factory=list)
 
     def done(self, refused: Refused | None = None) -> Done[V]:
         """What the user is told."""
@@ -108,5 +114,6 @@ class Operation(Generic[V]):
             staleness=max((answer.staleness for answer in counted), default=0),
             replicated=bool(counted) and all(isinstance(a, Pushed) and a.replicated for a in counted),
             listed=tuple(self.listed),
+            told=tuple(self.told),
             refused=refused,
         )

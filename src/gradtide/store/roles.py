@@ -13,6 +13,8 @@ from gradtide.heap import keep_freed_memory
 from gradtide.store.coordinator import Coordinator
 from gradtide.store.host import Host
 from gradtide.store.journal import Journal
+from gradtide.store.membership import Policy
+from gradtide.store.recovering import recovery_of
 from gradtide.store.reductions import load_semiring
 from gradtide.store.server import Server
 from gradtide.store.updates import TorchArithmetic
@@ -37,6 +39,9 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     semirings: tuple[str, ...] = ()  # servers: reductions of one's own, by import path
     replicas: int = 0  # servers: how many copies of each shard there should be beside the primary
     journal: str = ""  # the coordinator's file; without one it can't be started again
+    restore: str = ""  # the coordinator's: a checkpoint that the store begins with
+    checkpoints: str = ""  # the coordinator's: where the last one is found when shards are lost
+    after_loss: Policy = "empty"
 
 
 def run_role(role: Role, secret: bytes = b"", tell: Callable[[str], object] = lambda address: None) -> None:
@@ -56,8 +61,9 @@ def _make(role: Role, secret: bytes) -> Coordinator | Server:
     if role.role == "coordinator":
         journal = Journal(role.journal) if role.journal else None
         return Coordinator(
-            address, secret, lease_s=role.lease_s, insecure_network=role.insecure_network, journal=journal
-        )
+            address, secret, lease_s=role.lease_s, insecure_network=role.insecure_network, journal=journal,
+            recovery=recovery_of(role.restore, role.checkpoints, role.after_loss),
+        )  # fmt: skip
     incarnation = time.time_ns() // 1000
     arithmetic = TorchArithmetic({path: load_semiring(path) for path in role.semirings})
     host = Host(role.name, incarnation, role.address, arithmetic, expected=role.expected, replicas=role.replicas)

@@ -99,7 +99,7 @@ class Block(Generic[V]):
 
     def close_ready(self, members: Mapping[int, Member], ceiling: int | None) -> "Closing[V]":
         """Close every round that all have come by."""
-        frontier = self._frontier(members, ceiling)
+        frontier = self.frontier(members, ceiling)
         ready = sorted(round_ for round_ in self.open if round_ <= frontier)
         closing = Closing([self._close(round_) for round_ in ready])
         if frontier > self.closed:
@@ -121,7 +121,8 @@ class Block(Generic[V]):
             self.changes.append((from_round, changes))
             self.changes.sort(key=lambda change: change[0])
 
-    def _frontier(self, members: Mapping[int, Member], ceiling: int | None) -> int:
+    def frontier(self, members: Mapping[int, Member], ceiling: int | None) -> int:
+        """The last round that all have come by."""
         if members:
             come_by = min(max(self.reached.get(m.worker, 0), m.from_round - 1) for m in members.values())
         else:  # all have left: what they pushed still counts

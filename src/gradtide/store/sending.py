@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from msgspec.structs import replace
+
 from gradtide.store.filter import WINDOW
 from gradtide.store.layouts import Share
 from gradtide.store.messages import (
@@ -15,6 +17,7 @@ from gradtide.store.messages import (
     Part,
     Pull,
     Push,
+    Question,
     Request,
     Table,
     Version,
@@ -54,8 +57,9 @@ class Sending(Generic[V]):
     def _plan(self, operation: Operation[V]) -> None:
         """One flight a server of the table, for what is still unanswered."""
         assert self.table is not None
-        if operation.kind == "keys":
-            operation.listed.clear()  # when the table changes, everybody is asked again
+        if operation.kind in ("keys", "ask"):
+            operation.listed.clear()
+            operation.told.clear()  # when the table changes, everybody is asked again
             operation.unanswered = set(self.table.owners)
             operation.flights = {index: Flight(index, (), 0, {index}) for index in operation.unanswered}
             return
@@ -112,7 +116,9 @@ class Sending(Generic[V]):
         message = self._request(operation, flight, share.name if share else b"", share.parts if share else ())
         return [Send(self.table.servers[flight.server], message, values)]
 
-    def _request(self, operation: Operation[V], flight: Flight, name: bytes, parts: tuple[Part, ...]) -> Request:
+    def _request(
+        self, operation: Operation[V], flight: Flight, name: bytes, parts: tuple[Part, ...]
+    ) -> Request | Question:
         assert self.table is not None
         head = (self.table.epoch, self.client, self.incarnation, operation.sequence)
         known = (flight.server, name) in self._known_layouts
@@ -135,6 +141,9 @@ class Sending(Generic[V]):
                 return Configure(*head, key, operation.changes, flight.shards, after, operation.from_round)
             case "keys":
                 return Keys(*head, operation.prefix)
+            case "ask":
+                assert operation.question is not None
+                return replace(operation.question, epoch=head[0], sequence=operation.sequence)
 
     def _after(self, operation: Operation[V], flight: Flight) -> tuple[int, ...]:
         """For each shard the latest unanswered push before this operation."""

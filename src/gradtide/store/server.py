@@ -20,9 +20,13 @@ from torch import Tensor
 
 from gradtide.errors import CommunicationError, FrameError
 from gradtide.store.at_once import Short, find_short
+from gradtide.store.cutter import Cutter
 from gradtide.store.host import LAYOUTS_KEPT, Host
 from gradtide.store.incoming import Client, Incoming, PartPlan, land, make_plan, plan_part
+from gradtide.store.loading import Loader
 from gradtide.store.messages import (
+    BeginCut,
+    CollectCut,
     Configure,
     Fenced,
     Init,
@@ -35,6 +39,7 @@ from gradtide.store.messages import (
     Pulled,
     Push,
     Pushed,
+    Question,
     Refused,
     Replicate,
     Replicated,
@@ -86,6 +91,8 @@ class Server:
         self._routes: dict[str, Client] = {}  # by the client's name: the connection it has now
         self._lent: dict[int, list[Connection]] = {}  # shard -> who may still have to send its memory
         self._plans: dict[bytes, tuple[PartPlan, ...]] = {}  # by layout, as long as all its keys are known
+        self._cutter = Cutter(host, self._service.wake)
+        self._loader = Loader(host, self._service.wake)
         self._stopped = False
 
     def run(self) -> None:
@@ -99,6 +106,10 @@ class Server:
                 self._uplink.tell(self._host.tick(now_s))
                 self._uplink.poll(now_s)
             self._peers.poll()
+            if self._cutter.active:
+                self._deliver(self._cutter.poll(now_s))
+            if self._loader.active:
+                self._deliver(self._loader.poll(now_s))
             if self._host.replication.outbox:
                 self._send_to_peers()
             self._service.run_once(next_tick_s - now_s)
@@ -106,6 +117,7 @@ class Server:
 
     def close(self) -> None:
         """Closes every socket."""
+        self._cutter.close()
         self._uplink.close()
         self._peers.close()
         self._service.close()
@@ -153,11 +165,13 @@ class Server:
             return None
         if isinstance(message, _BETWEEN_SERVERS):
             return self._begin_from_server(client, message)
+        if isinstance(message, BeginCut | CollectCut):
+            self._meet(client, message)
+            self._deliver(self._cutter.handle(message, time.monotonic()))
+            return None
         if not isinstance(message, _REQUESTS):
             raise FrameError("it sent a server what belongs to others")
-        if self._routes.get(message.client) is not client:
-            self._routes[message.client] = client
-            client.connection.peer = message.client
+        self._meet(client, message)
         if isinstance(message, _WITH_VALUES):
             return self._begin_values(client, message)
         if isinstance(message, Pull):
@@ -167,6 +181,11 @@ class Server:
                 return None
         self._handle(message)
         return None
+
+    def _meet(self, client: Client, message: Request | Question) -> None:
+        if self._routes.get(message.client) is not client:
+            self._routes[message.client] = client
+            client.connection.peer = message.client
 
     def _handle(self, message: Request) -> None:
         for number in list(self._lent):  # whatever this request may let happen

@@ -26,6 +26,8 @@ from gradtide.store.messages import (
     NO_WORKER,
     RETRYABLE,
     Beat,
+    CutBegun,
+    CutWritten,
     Decree,
     Initialised,
     Join,
@@ -39,6 +41,7 @@ from gradtide.store.messages import (
     Pulled,
     Push,
     Pushed,
+    Question,
     Refused,
     Reply,
     ServerEntry,
@@ -198,6 +201,20 @@ class Session(Sending[V]):
         operation.unanswered = set(self.table.owners)  # whoever is primary of nothing has nothing to list
         return self._start(operation, now_s)
 
+    def ask(self, question: Question, now_s: float) -> tuple[int, Instructions[V]]:
+        """Something that every server is asked."""
+        assert self.table is not None
+        operation = self._begin("ask", Layout((), (), ()), ())
+        operation.question = question
+        operation.unanswered = set(self.table.owners)
+        return self._start(operation, now_s)
+
+    @property
+    def last_round(self) -> int:
+        """The last round that this worker has pushed for, or has come by; no later one can close before it pushes."""
+        first = self.member.from_round if self.member is not None else 1
+        return max(self._next_round.values(), default=first) - 1
+
     def leave(self) -> Instructions[V]:
         """Say goodbye: nobody waits for this worker any more."""
         return [TellCoordinator(Leave(self.client, self.incarnation))]
@@ -305,6 +322,9 @@ class Session(Sending[V]):
                 done: Instructions[V] = self._finish(operation, message)
             case Listed():
                 operation.listed.append(message)
+                done = self._answered(operation, index)
+            case CutBegun() | CutWritten():
+                operation.told.append(message)
                 done = self._answered(operation, index)
             case Noted():
                 done = []

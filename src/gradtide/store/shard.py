@@ -7,7 +7,7 @@ which holds the answers back until the replicas have it. What a replica does wit
 """
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gradtide.errors import ConfigError
 from gradtide.store.arithmetic import Arithmetic, Contribution
@@ -55,6 +55,9 @@ from gradtide.store.refusals import (
 )
 from gradtide.store.rounds import Block
 
+if TYPE_CHECKING:
+    from gradtide.store.cut import Cut
+
 __all__ = ["Shard"]
 
 V = TypeVar("V")
@@ -81,6 +84,7 @@ class Shard(Generic[V]):
     waiting_pulls: dict[tuple[str, int], PullPart] = field(default_factory=dict)
     position: Version = field(default_factory=Version)  # of the last entry of the log that is in the state
     log: Log[V] | None = None  # on a primary, in a store with replicas
+    cut: "Cut[V] | None" = None  # while a checkpoint is being taken
 
     def handle(self, event: ShardEvent[V]) -> list[Answer[V]]:
         """Take one event; returns what to send."""
@@ -110,7 +114,7 @@ class Shard(Generic[V]):
     def promise(self, proposal: Propose) -> int:
         """A round that is not closed here, and will not be before the proposed decree is known."""
         begun = max((block.begun for block in self.blocks.values()), default=0)
-        first = 1 if begun == 0 else begun + 1 + JOIN_AHEAD
+        first = begun + 1 + (JOIN_AHEAD if begun and self.members else 0)
         if proposal.number > self.decree:
             self.promised = max(self.promised, proposal.number)
             self.ceiling = first if self.ceiling is None else min(self.ceiling, first)
@@ -382,10 +386,17 @@ class Shard(Generic[V]):
                 return answers
 
     def _close_ready(self, name: tuple[str, int]) -> None:
+        cut = self.cut
+        if cut is not None and cut.goes_beyond(name, self.blocks[name].frontier(self.members, self.ceiling)):
+            self._close_below(name, cut.round + 1)
+            cut.copy_before_it_goes_on(name)
+        self._close_below(name, self.ceiling)
+
+    def _close_below(self, name: tuple[str, int], ceiling: int | None) -> None:
         block = self.blocks[name]
         if self.log is not None:
             self.log.before_change()
-        closing = block.close_ready(self.members, self.ceiling)
+        closing = block.close_ready(self.members, ceiling)
         self._count_updates(len(closing.rounds))
         self.waiting_bytes -= closing.contributions * block.size_bytes
         for round_, combined, workers in closing.rounds:

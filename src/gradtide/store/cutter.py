@@ -1,0 +1,185 @@
+"""A server's part in checkpoints: copies its shards as of one cut, and writes them from a thread of its own."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from gradtide.checkpoint.entries import FileEntry, ShardEntry
+from gradtide.checkpoint.places import open_place
+from gradtide.checkpoint.tensor_file import write_file
+from gradtide.errors import GradtideError
+from gradtide.store.cut import Cutting
+from gradtide.store.host import Host
+from gradtide.store.messages import BeginCut, CollectCut, CutBegun, CutWritten, Question, Reason, Refused, Snapshot
+from gradtide.store.parts import Answer
+from gradtide.store.refusals import Refusal
+from gradtide.store.shard_file import entry_of, part_of
+
+__all__ = ["Cutter"]
+
+FILE_BYTES = 64 << 20  # about how much goes into one file
+_AHEAD_BYTES = 2 * FILE_BYTES  # copies that may wait to be written, if nothing forces more
+_PATIENCE_S = 60.0  # for the round of the cut to be closed
+
+
+class Cutter:
+    """One checkpoint at a time. `poll` often: it copies what is due, and says what can be answered."""
+
+    def __init__(self, host: Host[Tensor], wake: Callable[[], None]) -> None:
+        self._host, self._wake = host, wake
+        self._cutting: Cutting[Tensor] | None = None
+        self._writing: _Writing | None = None
+        self._waiting: dict[str, CollectCut] = {}  # by client
+
+    @property
+    def active(self) -> bool:
+        return self._cutting is not None and (bool(self._waiting) or bool(self._cutting.cuts) or self._is_writing)
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._writing is not None and not self._writing.over
+
+    def handle(self, message: Question, now_s: float) -> list[Answer[Tensor]]:
+        if message.epoch != self._host.epoch or not self._host.accepts_questions:
+            return [self._refuse(message, "epoch", "the table of servers has changed")]
+        if isinstance(message, BeginCut):
+            return [self._begin(message, now_s)]
+        if self._cutting is None or self._cutting.name != message.name:
+            return [self._refuse(message, "cut", "the table of servers has changed meanwhile; take it again")]
+        self._waiting[message.client] = message
+        return self.poll(now_s)
+
+    def poll(self, now_s: float) -> list[Answer[Tensor]]:
+        """Time goes by, or shards have closed rounds."""
+        cutting, writing = self._cutting, self._writing
+        if cutting is None or writing is None:
+            return []
+        if cutting.epoch != self._host.epoch:
+            cutting.fail("the table of servers has changed meanwhile; take it again")
+        members = {member.worker: member for member in self._host.decree.members} if self._host.decree else {}
+        for word, values in cutting.take(_AHEAD_BYTES - writing.queued_bytes, members):
+            writing.add(word, values)
+        if cutting.cuts and now_s - cutting.begun_s > _PATIENCE_S + writing.seconds_behind:
+            cutting.fail(f"round {cutting.round} was not closed in time: {cutting.waits_for(members)}")
+        if cutting.failed:
+            writing.abandon(cutting.failed)
+        elif not cutting.cuts:
+            writing.finish()
+        if not writing.over:
+            return []
+        waiting, self._waiting = self._waiting, {}
+        return [self._answer(message, writing) for message in waiting.values()]
+
+    def close(self) -> None:
+        if self._writing is not None:
+            self._writing.abandon("the server is going")
+            self._writing.join()
+
+    def _begin(self, message: BeginCut, now_s: float) -> Answer[Tensor]:
+        old = self._cutting
+        if old is not None and old.name == message.name and not old.failed:
+            return Answer(message.client, CutBegun(message.sequence))
+        if old is not None and (old.cuts or self._is_writing) and not old.failed:
+            if old.client != message.client:
+                return self._refuse(message, "cut", "another checkpoint is being taken; wait for it")
+            old.fail("its client has begun another")
+        if self._writing is not None:
+            self._writing.abandon("its client has begun another")
+        try:
+            shards = list(self._host.shards.values())
+            self._cutting = Cutting.begin(message.name, message.client, message.round, self._host.epoch, shards, now_s)
+        except Refusal as refusal:
+            return self._refuse(message, refusal.reason, refusal.text)
+        self._writing = _Writing(message.folder, self._host.name, self._wake)
+        return Answer(message.client, CutBegun(message.sequence))
+
+    def _answer(self, message: CollectCut, writing: "_Writing") -> Answer[Tensor]:
+        if writing.failed:
+            return self._refuse(message, "cut", writing.failed)
+        return Answer(message.client, CutWritten(message.sequence, tuple(writing.files), tuple(writing.shards)))
+
+    def _refuse(self, message: Question, reason: Reason, text: str) -> Answer[Tensor]:
+        line = text if reason != "cut" else f"the checkpoint failed on {self._host.name}: {text}"
+        return Answer(message.client, Refused(message.sequence, -1, reason, line, self._host.epoch))
+
+
+class _Writing:
+    """A thread that writes shards, some 64 MB to a file, in the order in which they come."""
+
+    def __init__(self, folder: str, server: str, wake: Callable[[], None]) -> None:
+        self._folder, self._server, self._wake = folder, server, wake
+        self._queue: deque[tuple[Snapshot, Sequence[Tensor]]] = deque()
+        self._changed = threading.Condition()
+        self._last = False
+        self.queued_bytes = 0
+        self.files: list[FileEntry] = []
+        self.shards: list[ShardEntry] = []
+        self.failed = ""
+        self.over = False
+        self._thread = threading.Thread(target=self._run, name="gradtide-checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def seconds_behind(self) -> float:
+        """How much longer copies may take because there is so much to write: patience is not for that."""
+        return float("inf") if self.queued_bytes > _AHEAD_BYTES // 2 else 0.0
+
+    def add(self, word: Snapshot, values: Sequence[Tensor]) -> None:
+        with self._changed:
+            self._queue.append((word, values))
+            self.queued_bytes += _size(values)
+            self._changed.notify()
+
+    def finish(self) -> None:
+        """Nothing more will come."""
+        with self._changed:
+            self._last = True
+            self._changed.notify()
+
+    def abandon(self, text: str) -> None:
+        with self._changed:
+            if not self.over:
+                self.failed = self.failed or text
+                self._changed.notify()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            place = open_place(self._folder)
+            while batch := self._next_batch():
+                name = f"{self._server}-{len(self.files) + 1:05d}.safetensors"
+                self.files.append(write_file(place, "", name, [part_of(word, values) for word, values in batch]))
+                self.shards += [entry_of(word, name) for word, _ in batch]
+                with self._changed:
+                    self.queued_bytes -= sum(_size(values) for _, values in batch)
+                del batch
+                self._wake()
+        except GradtideError as error:
+            self.failed = self.failed or str(error)
+        except Exception as error:
+            self.failed = self.failed or f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._queue.clear()
+            self.over = True
+            self._wake()
+
+    def _next_batch(self) -> list[tuple[Snapshot, Sequence[Tensor]]]:
+        """Enough for a file, or the rest; nothing when all is written, or none of it counts any more."""
+        with self._changed:
+            while not (self._last or self.failed or self.queued_bytes >= FILE_BYTES):
+                self._changed.wait()
+            batch: list[tuple[Snapshot, Sequence[Tensor]]] = []
+            size = 0
+            while self._queue and size < FILE_BYTES and not self.failed:
+                batch.append(self._queue.popleft())
+                size += _size(batch[-1][1])
+            return batch
+
+
+def _size(values: Sequence[Tensor]) -> int:
+    return sum(value.nbytes for value in values)
