@@ -13,6 +13,7 @@ topology.py       lists, shows, checks and probes topologies
 serve.py          a server or the coordinator of a store, on any machine
 store.py          looks inside a running store
 status.py         how a store is, and what is wrong when a job hangs
+scale.py          more or fewer servers for a store that is at work
 chaos.py          the store under fire: real processes that are killed, or simulated ones
 bench.py          gradtide beside its peers
 bench_overlap.py  ... on two hosts of which the wire is slow

@@ -11,6 +11,7 @@ from gradtide.cli.chaos import chaos
 from gradtide.cli.doctor import doctor
 from gradtide.cli.plan import SUMMARY, plan
 from gradtide.cli.run import SETTINGS, run
+from gradtide.cli.scale import scale
 from gradtide.cli.serve import coordinator, secret, serve
 from gradtide.cli.status import status
 from gradtide.cli.train import train
@@ -62,6 +63,7 @@ app.command()(coordinator)
 app.command()(secret)
 app.command()(chaos)
 app.command()(status)
+app.command()(scale)
 app.add_typer(store.app, name="store")
 app.add_typer(topology.app, name="topology")
 app.add_typer(bench, name="bench")

@@ -22,14 +22,15 @@ def serve(
     insecure_network: Insecure = False,
     threads: Annotated[int, typer.Option(help="Threads of torch")] = 1,
     semiring: Annotated[list[str] | None, typer.Option(help="package.module:name of a reduction of your own")] = None,
+    drain_s: Annotated[float, typer.Option("--drain", help="Seconds to hand over its shards at SIGTERM")] = 120.0,
 ) -> None:
-    """Hold parameters for a store, until SIGTERM or Ctrl-C."""
+    """Hold parameters for a store, until SIGTERM (which hands them over to other servers first) or Ctrl-C."""
     from gradtide.store.roles import Role, run_role
 
     role = Role(
         role="server", name=name, address=address, coordinator=coordinator, expected=servers,
         advertise=advertise, insecure_network=insecure_network, threads=threads, semirings=tuple(semiring or ()),
-        replicas=replicas,
+        replicas=replicas, drain_s=drain_s,
     )  # fmt: skip
     run_role(role, _read(secret_file), lambda where: typer.echo(f"{name} listens at {where}"))
 

@@ -50,6 +50,7 @@ def _servers(found: "Status") -> "Table":
         peer, health = peers[entry.name], found.servers[entry.name]
         state = "dead" if not peer.alive else "silent" if health is None else "lapsed" if health.lapsed else "alive"
         assert table is not None
+        state = "leaving" if state == "alive" and i in table.leaving else state
         following = sum(i in backups for backups in table.backups)
         joining = sum(i in names for names in table.joining)
         behind = ", ".join(f"{name} {lag}" for name, lag in sorted(health.lag.items()) if lag) if health else "?"

@@ -34,11 +34,13 @@ updates.py       update rules on tensors: reductions and torch.optim
 refusals.py      what a shard says when it says no
 membership.py    pure: who is alive, who holds what, who is in the rounds
 assignment.py    who is primary of a shard and who follows it, when servers come and go
+moving.py        which shards move when a server has come
 beats.py         a member's side of its lease
 server.py        shell of host.py: receives into tensors, sends from them
 cutter.py        a server's part in checkpoints: copies its shards at the cut, writes them in a thread
 loading.py       a server's shards from a checkpoint
 shard_file.py    shards as parts of a checkpoint's files, and back
+draining.py      how a server goes: when its shards are elsewhere
 peers.py         a server's connections to other servers
 incoming.py      which memory the values of a request go to
 at_once.py       the short way of what needs no second look
@@ -47,6 +49,8 @@ coordinator.py   shell of membership.py
 journal.py       the coordinator's state on disk
 recovering.py    what a store begins with, and what becomes of what is lost
 roles.py         server and coordinator as processes
+scaling.py       more or fewer servers for a store that is at work
+starter.py       where a fork server takes the names of more servers
 forkserver.py    makes such processes by fork, and again when they die
 local.py         a store on this machine
 """

@@ -2,6 +2,9 @@
 
 Only a server of the journalled in-sync set ever follows a primary that died. A shard whose primary and all in-sync
 replicas have been replaced by other processes is lost: it begins anew, and its clients are told.
+
+A shard moves in the same way, with and without replicas: somebody more is brought up to date, and once it is in sync,
+somebody who is leaving, or has the most to hold, is let go. Which shards move when a server comes is in moving.py.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,7 +14,7 @@ from functools import lru_cache
 from gradtide.store.messages import ServerEntry, Table
 from gradtide.store.placement import SHARDS, deal
 
-__all__ = ["Assignment", "Standing", "assign_first", "balance", "promotable", "reassign"]
+__all__ = ["Assignment", "Standing", "assign_first", "balance", "host_of", "promotable", "reassign", "without"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,12 @@ class Standing:
     replaced: frozenset[int] = frozenset()  # another process has the name now, and holds nothing
     lagging: frozenset[tuple[int, int]] = frozenset()  # (primary, replica): its primary can't reach it
     caught_up: frozenset[tuple[int, int]] = frozenset()  # (shard, replica): its primary says it has everything
+    leaving: frozenset[int] = frozenset()  # to be let go as soon as others hold what they hold
+
+    @property
+    def staying(self) -> frozenset[int]:
+        """Who lives and can be given something."""
+        return self.alive - self.leaving
 
 
 def assign_first(servers: Sequence[ServerEntry], replicas: int) -> Assignment:
@@ -39,7 +48,7 @@ def assign_first(servers: Sequence[ServerEntry], replicas: int) -> Assignment:
     owners = deal(len(servers))
     if not replicas:
         return Assignment(owners)
-    hosts = tuple(_host(server) for server in servers)
+    hosts = tuple(host_of(server) for server in servers)
     backups = tuple(_neighbours(hosts, shard, owner)[:replicas] for shard, owner in enumerate(owners))
     return Assignment(owners, backups, ((),) * SHARDS, (0,) * SHARDS)
 
@@ -57,7 +66,7 @@ def _turn(hosts: tuple[str, ...], owner: int, first: int) -> tuple[int, ...]:
     return tuple(sorted(turn, key=lambda other: hosts[other] == hosts[owner]))
 
 
-def _host(server: ServerEntry) -> str:
+def host_of(server: ServerEntry) -> str:
     """The machine in an address like tcp:host:port; all UNIX sockets are on one."""
     return server.address.rpartition(":")[0] if server.address.startswith("tcp:") else ""
 
@@ -71,18 +80,31 @@ def reassign(table: Table, servers: Sequence[ServerEntry], standing: Standing, e
     """The next assignment; equal to the table's when nothing has to change."""
     none: tuple[tuple[int, ...], ...] = ((),) * len(table.owners)
     next_ = _Draft(
-        tuple(_host(server) for server in servers), standing, table.replicas, epoch,
+        tuple(host_of(server) for server in servers), standing, table.replicas, epoch,
         list(table.owners), list(table.backups or none), list(table.joining or none),
         list(table.lost or (0,) * len(table.owners)),
     )  # fmt: skip
     changing = next_.changing()
     for shard in changing:
         next_.follow(shard)
-    if not table.replicas:
-        return Assignment(tuple(next_.owners), (), (), tuple(next_.lost) if any(next_.lost) else ())
+    next_.count()
     for shard in changing:
+        next_.release(shard)
         next_.fill(shard)
+    if not table.replicas and not any(next_.joining):
+        return Assignment(tuple(next_.owners), (), (), tuple(next_.lost) if any(next_.lost) else ())
     return Assignment(tuple(next_.owners), tuple(next_.backups), tuple(next_.joining), tuple(next_.lost))
+
+
+def without(assignment: Assignment, gone: Collection[int], servers: int) -> Assignment:
+    """The same when servers that hold nothing are no longer listed: the others have other numbers."""
+    number = {old: new for new, old in enumerate(i for i in range(servers) if i not in gone)}
+
+    def renumbered(held: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(number[i] for i in some) for some in held)
+
+    owners = tuple(number[i] for i in assignment.owners)
+    return Assignment(owners, renumbered(assignment.backups), renumbered(assignment.joining), assignment.lost)
 
 
 @dataclass(slots=True)
@@ -97,6 +119,7 @@ class _Draft:
     backups: list[tuple[int, ...]]
     joining: list[tuple[int, ...]]
     lost: list[int]
+    load: list[int] = field(default_factory=list)  # how many shards each server holds, or is about to
     _known: dict[object, tuple[int, tuple[int, ...], tuple[int, ...], bool]] = field(default_factory=dict)
 
     def changing(self) -> list[int]:
@@ -113,10 +136,10 @@ class _Draft:
         return found
 
     def _stays(self, owner: int, backups: tuple[int, ...], joining: tuple[int, ...]) -> bool:
-        usable = self.standing.alive - self.standing.replaced
-        held = {owner, *backups, *joining}
+        staying, held = self.standing.staying, {owner, *backups, *joining}
         reached = not any((owner, i) in self.standing.lagging for i in (*backups, *joining))
-        return held <= usable and reached and (len(held) > self.replicas or held >= self.standing.alive)
+        enough = len(held) > self.replicas or held >= staying
+        return held <= staying - self.standing.replaced and reached and enough
 
     def follow(self, shard: int) -> None:
         """Who is primary, who is in sync with it, and who still is on the way to be; the same for shards held alike."""
@@ -138,18 +161,60 @@ class _Draft:
         owner, backups, gone = _follow(owner, backups, standing, self.owners)
         if owner in standing.alive:
             backups = _still(backups + came, owner, standing)
-        usable = _still(joining, owner, standing)
+        usable = _still(tuple(i for i in joining if i not in standing.leaving), owner, standing)
         return owner, backups, tuple(i for i in usable if i not in backups and i != owner), gone
 
+    def count(self) -> None:
+        """Who holds how much, once it is known who follows whom."""
+        self.load = [0] * len(self.hosts)
+        for owner, backups, joining in zip(self.owners, self.backups, self.joining, strict=True):
+            for i in (owner, *backups, *joining):
+                self.load[i] += 1
+
+    def release(self, shard: int) -> None:
+        """Let go whom a shard no longer needs, because enough others are in sync."""
+        in_sync = (self.owners[shard], *self.backups[shard])
+        if in_sync[0] not in self.standing.alive:
+            return
+        staying = tuple(i for i in in_sync if i not in self.standing.leaving)
+        others = len(self.hosts) - len(self.standing.leaving)  # the dead are expected back
+        if staying and len(staying) >= min(self.replicas + 1, others):
+            came = {i for i in staying if (shard, i) in self.standing.caught_up}
+            while len(staying) > self.replicas + 1:
+                staying = self._without_one(staying, came)
+            self._hold(shard, in_sync, staying)
+
+    def _without_one(self, in_sync: tuple[int, ...], came: set[int]) -> tuple[int, ...]:
+        """Not who has just come; else the fullest, but for the machines that the shard is on then."""
+
+        def price(i: int) -> tuple[int, int]:
+            return len({self.hosts[other] for other in in_sync if other != i}), self.load[i]
+
+        spare = [i for i in in_sync if i not in came] or list(in_sync)
+        let_go = max(spare, key=price)
+        return tuple(i for i in in_sync if i != let_go)
+
+    def _hold(self, shard: int, before: tuple[int, ...], after: tuple[int, ...]) -> None:
+        for i in set(before) - set(after):
+            self.load[i] -= 1
+        owner = before[0] if before[0] in after else min(after, key=lambda i: (self.owners.count(i), i))
+        self.owners[shard] = owner
+        self.backups[shard] = tuple(i for i in after if i != owner)
+
     def fill(self, shard: int) -> None:
-        """New replicas where there are too few: of the living, in turn, on other machines first."""
-        owner, held = self.owners[shard], self.backups[shard] + self.joining[shard]
-        missing = self.replicas - len(held)
+        """New replicas where there are too few: on other machines first, on who holds least, in turn."""
+        owner, held = self.owners[shard], (*self.backups[shard], *self.joining[shard])
+        staying = [i for i in (owner, *held) if i not in self.standing.leaving]
+        missing = self.replicas + 1 - len(staying)
         if missing > 0 and owner in self.standing.alive:
             turn = _neighbours(self.hosts, shard, owner)
-            free = [i for i in turn if i in self.standing.alive and i not in held]
+            free = [i for i in turn if i in self.standing.staying and i not in held]
             free = [i for i in free if (owner, i) not in self.standing.lagging]
-            self.joining[shard] += tuple(free[:missing])
+            near = {self.hosts[i] for i in staying}
+            chosen = sorted(free, key=lambda i: (self.hosts[i] in near, self.load[i]))[:missing]
+            self.joining[shard] += tuple(chosen)
+            for i in chosen:
+                self.load[i] += 1
 
 
 def balance(table: Table, standing: Standing) -> Assignment | None:
@@ -159,10 +224,11 @@ def balance(table: Table, standing: Standing) -> Assignment | None:
     acknowledged, and its clients say it again to the new one.
     """
     whole = all(len(backups) == table.replicas for backups in table.backups)
-    load = [table.owners.count(i) for i in range(len(table.servers))]
-    if not (table.replicas and whole and len(standing.alive) == len(load) and not standing.replaced):
+    holders = set(table.owners).union(*table.backups)
+    if not (table.replicas and whole and holders <= standing.staying) or standing.replaced or standing.leaving:
         return None
-    if max(load) - min(load) <= len(table.owners) // 16:
+    load = {i: table.owners.count(i) for i in standing.staying}
+    if max(load.values()) - min(load.values()) <= len(table.owners) // 16:
         return None
     share = len(table.owners) / len(load)
     owners, backups = list(table.owners), list(table.backups)

@@ -11,7 +11,19 @@ import msgspec
 from gradtide.errors import CommunicationError, FrameError, StoreError
 from gradtide.store.journal import Journal
 from gradtide.store.membership import Membership, Recovery, Tell
-from gradtide.store.messages import Beat, CaughtUp, Inspect, Join, Lagging, Leave, Message, Promise, decode, encode
+from gradtide.store.messages import (
+    Beat,
+    CaughtUp,
+    Inspect,
+    Join,
+    Lagging,
+    Leave,
+    Message,
+    Promise,
+    Resize,
+    decode,
+    encode,
+)
 from gradtide.transport.authenticate import Address, listen
 from gradtide.transport.connection import Connection
 from gradtide.transport.service import Service
@@ -81,6 +93,11 @@ class Coordinator:
         match message:
             case Inspect():
                 self._send(connection, self._membership.describe(time.monotonic()))
+                return
+            case Resize():
+                answer, told = self._membership.resize(message.servers)
+                self._tell(told)
+                self._send(connection, answer)
                 return
             case Join() | Beat() | Leave():
                 connection.peer = message.name

@@ -1,8 +1,10 @@
 """A process with torch loaded that makes others by fork: a server is up in 40 to 70 ms, where an import takes 1.6 s.
 
 Commands come as JSON lines on standard input, answers leave on standard output. Every process it made is watched: one
-that dies is made again, until its group is stopped. When standard input ends, or the parent is gone, all are ended and
-their folders removed. Children die with this process (forking.py), so nothing is left however it ends.
+that dies is made again, until its group is stopped; a server that ends with exit code 0 has handed over its shards and
+is gone for good. In each group's folder a socket takes the names of more servers to make (starter.py). When standard
+input ends, or the parent is gone, all are ended and their folders removed. Children die with this process (forking.py),
+so nothing is left however it ends.
 """
 
 import contextlib
@@ -12,15 +14,18 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from gradtide.forking import Wake, fork
 from gradtide.store.arithmetic import Contribution
 from gradtide.store.messages import KeySpec
 from gradtide.store.roles import Role, run_role
+from gradtide.store.starter import Starter
 from gradtide.store.updates import TorchArithmetic, update
 
 __all__ = ["Alive", "Command", "main"]
@@ -64,15 +69,20 @@ class ForkServer:
 
     wake: Wake = field(default_factory=Wake)
     children: list[_Child] = field(default_factory=list)
+    starters: list[Starter] = field(default_factory=list)
     buffer: bytes = b""
 
     def run(self) -> None:
         parent = os.getppid()
         print("ready", flush=True)
         while os.getppid() == parent:
-            readable, _, _ = select.select([0, self.wake.fd], [], [], 0.5)
+            watched: list[int | Starter] = [0, self.wake.fd, *self.starters]
+            readable, _, _ = select.select(watched, [], [], 0.5)
             self.wake.clear()
             self._heal()
+            for starter in self.starters:
+                if starter in readable:
+                    starter.hear(self._start_more)
             if 0 in readable and not self._read_commands():
                 break
         for folder in {child.folder for child in self.children}:
@@ -84,23 +94,38 @@ class ForkServer:
         for line in lines:
             command = msgspec.json.decode(line, type=Command)
             if command.do == "start":
-                made = [self._make(role, command.folder) for role in command.roles]
-                self.children += made
-                for child in made:
-                    child.wait_until_it_listens()
+                self._start(command.folder, command.roles)
+                self.starters.append(Starter(command.folder))
             elif command.do == "stop":
                 self._stop(command.folder)
             answer = [Alive(c.role.role, c.role.name, c.pid) for c in self.children if c.folder == command.folder]
             os.write(1, msgspec.json.encode(answer) + b"\n")
         return bool(data)
 
+    def _start(self, folder: str, roles: Iterable[Role]) -> None:
+        made = [self._make(role, folder) for role in roles]
+        self.children += made
+        for child in made:
+            child.wait_until_it_listens()
+
+    def _start_more(self, folder: str, names: tuple[str, ...]) -> None:
+        """Servers like those that the group began with."""
+        known = {child.role.name for child in self.children if child.folder == folder}
+        like = next(child.role for child in self.children if child.folder == folder and child.role.role == "server")
+        new = [name for name in names if name not in known]
+        self._start(folder, [replace(like, name=name, address=f"unix:{folder}/{name}") for name in new])
+
     def _heal(self) -> None:
-        """Makes again what has died."""
+        """Makes again what has died, but for servers that were let go."""
         now_s = time.monotonic()
-        for i, child in enumerate(self.children):
-            if child.pid and os.waitpid(child.pid, os.WNOHANG)[0]:
+        for i, child in reversed(list(enumerate(self.children))):
+            died, status = os.waitpid(child.pid, os.WNOHANG) if child.pid else (0, 0)
+            if died:
                 child.pid = 0
                 os.close(child.ready)
+                if child.role.role == "server" and status == 0:
+                    del self.children[i]
+                    continue
             if not child.pid and now_s - child.started_s >= _MIN_LIFE_S:
                 self.children[i] = self._make(child.role, child.folder)
 
@@ -112,15 +137,21 @@ class ForkServer:
         pid = fork(self.wake)
         if pid == 0:
             os.close(ready)
+            for starter in self.starters:
+                starter.close_here()
             _live_as(role, listens)
         os.close(listens)
         return _Child(role, folder, pid, time.monotonic(), ready)
 
     def _stop(self, folder: str) -> None:
+        for starter in self.starters:
+            if starter.folder == folder:
+                starter.close()
+        self.starters = [starter for starter in self.starters if starter.folder != folder]
         going = [child for child in self.children if child.folder == folder and child.pid]
         self.children = [child for child in self.children if child.folder != folder]
         for child in going:
-            os.kill(child.pid, signal.SIGTERM)
+            os.kill(child.pid, signal.SIGINT)  # a server would hand over its shards at SIGTERM
         deadline_s = time.monotonic() + _END_S
         for child in going:
             while not os.waitpid(child.pid, os.WNOHANG)[0]:
@@ -139,6 +170,8 @@ def _live_as(role: Role, listens: int) -> None:
             os.dup2(nothing.fileno(), 1)
         run_role(role, tell=lambda address: os.write(listens, b"l"))
         os._exit(0)
+    except KeyboardInterrupt:
+        pass  # told to end before it could listen
     except BaseException as error:
         print(f"{role.name}: {error}", file=sys.stderr, flush=True)
     finally:

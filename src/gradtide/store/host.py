@@ -30,6 +30,7 @@ from gradtide.store.messages import (
     Join,
     KeyInfo,
     Keys,
+    Leave,
     Listed,
     Message,
     OpenRound,
@@ -70,6 +71,7 @@ class Host(Generic[V]):
     table: Table | None = None
     decree: Decree | None = None
     proposal: Propose | None = None
+    index: int | None = None  # of this server in the table
     owned: frozenset[int] = frozenset()
     shards: dict[int, Shard[V]] = field(default_factory=dict)  # those of the owned that anybody has touched
     layouts: OrderedDict[bytes, tuple[Part, ...]] = field(default_factory=OrderedDict)
@@ -78,6 +80,9 @@ class Host(Generic[V]):
     options: ReplicationOptions = field(default_factory=ReplicationOptions)
     to_load: dict[int, Source] = field(default_factory=dict)  # shards that begin with a checkpoint and are not here yet
     begun: dict[int, int] = field(default_factory=dict)  # shard -> the epoch of the checkpoint that it began with here
+    draining: bool = False  # this server wants to go, and waits until its shards are elsewhere
+    dismissed: bool = False  # it may go: they are, or nobody is left to whom they could go
+    alone_since_s: float | None = None
     lapsed: bool = False  # nobody has confirmed that this server is still primary: it must not answer
     replication: Replication[V] = field(init=False)
 
@@ -86,7 +91,8 @@ class Host(Generic[V]):
 
     @property
     def is_replicated(self) -> bool:
-        return self.table is not None and self.table.replicas > 0
+        """Does a shard have followers, be it only until it has moved?"""
+        return self.table is not None and bool(self.table.joining)
 
     @property
     def epoch(self) -> int:
@@ -221,6 +227,8 @@ class Host(Generic[V]):
         match message:
             case Welcome() if message.incarnation == self.incarnation:
                 self.heart.welcome(message, now_s)
+                if not message.accepted and (self.draining or self._is_leaving):
+                    self.dismissed = True  # who is not in the journal's table holds nothing
             case Table() if (message.term, message.epoch) > (
                 (self.table.term, self.table.epoch) if self.table else (0, 0)
             ):
@@ -249,12 +257,20 @@ class Host(Generic[V]):
         sends, self.replication.outbox = self.replication.outbox, []
         return sends
 
+    def drain(self) -> None:
+        """Ask to be let go. Until this server is `dismissed` it does what it always did."""
+        self.draining = True
+        self.dismissed = self.dismissed or self.table is None
+
     def tick(self, now_s: float) -> list[Message]:
         """Time goes by: join, or beat; replicate, and look after the lease."""
         replication = self.replication
         replication.tick(now_s, self.shards.values())
         self._check_lease(now_s)
+        self._check_whether_anybody_stays(now_s)
         words, replication.words = replication.words, []
+        if self.draining and not self._is_leaving:
+            words.append(Leave(self.name, self.incarnation))
         if replication.behind:
             replication.behind = False
             words.append(self._beat(now_s))
@@ -291,6 +307,7 @@ class Host(Generic[V]):
         index = next(
             (i for i, server in enumerate(table.servers) if self._is_me(server.name, server.incarnation)), None
         )
+        self._note_place(table, index)
         self.owned = frozenset([number for number, owner in enumerate(table.owners) if owner == index])
         before = set(self.shards)
         self.shards = self.replication.take_table(table, index, self.shards)
@@ -331,6 +348,24 @@ class Host(Generic[V]):
                 shard.adopt_epoch(self.epoch)
                 answers += self._prepare(shard, new=True)
         return answers
+
+    def _note_place(self, table: Table, index: int | None) -> None:
+        listed = any(server.name == self.name for server in table.servers)
+        self.dismissed = self.dismissed or (self.index is not None and not listed)
+        self.index = index if listed else self.index
+
+    def _check_whether_anybody_stays(self, now_s: float) -> None:
+        """Who could only wait for a server that is not there goes after a lease: the whole store is ending."""
+        if not self.draining or self.table is None or len(self.table.leaving) < len(self.table.servers):
+            self.alone_since_s = None
+        elif self.alone_since_s is None:
+            self.alone_since_s = now_s
+        elif now_s - self.alone_since_s > self.heart.lease_s:
+            self.dismissed = True
+
+    @property
+    def _is_leaving(self) -> bool:
+        return self.table is not None and self.index in self.table.leaving
 
     def _is_me(self, name: str, incarnation: int) -> bool:
         return (name, incarnation) == (self.name, self.incarnation)

@@ -18,6 +18,7 @@ from gradtide.store.forkserver import Alive, Command
 from gradtide.store.membership import Policy
 from gradtide.store.recovering import Recovering
 from gradtide.store.roles import Role
+from gradtide.store.scaling import SCALE_S, Scaled, scale
 
 __all__ = ["Forks", "LocalServers", "local_servers"]
 
@@ -120,6 +121,10 @@ class LocalServers:
     def processes(self) -> list[Alive]:
         """The living. One that died is replaced within a moment, by one with another pid."""
         return [process for process in self._forks.ask(Command("list", self.folder)) if process.pid]
+
+    def scale(self, servers: int, *, timeout_s: float = SCALE_S) -> Scaled:
+        """Starts servers or lets some go; returns when everything has moved to where it is to stay."""
+        return scale(self.address, servers, timeout_s=timeout_s)
 
     def wait_until_healed(self, dead_pid: int, timeout_s: float = 10.0) -> None:
         """Until the process that had this pid is gone and another one is in its place."""

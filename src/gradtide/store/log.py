@@ -146,15 +146,22 @@ class Log(Generic[V]):
 
     # --- followers ---
 
-    def follow(self, epoch: int, names: Iterable[str], required: frozenset[str]) -> None:
+    def follow(
+        self, epoch: int, names: Iterable[str], required: frozenset[str], same: frozenset[str] = frozenset()
+    ) -> None:
         """A new table: who follows from now on, and whose word is needed.
 
-        What was known of a follower is still true if it is in sync, for nobody else can have put it there. One that is
-        joining may be another process by now.
+        What was known of a follower is still true if it is in sync, for nobody else can have put it there; and of one
+        that is joining if it is the same process and nobody else was primary since (`same`).
         """
         self.epoch, self.required = epoch, required
         known = self.followers
-        self.followers = {name: (known.get(name) if name in required else None) or Follower() for name in sorted(names)}
+        self.followers = {}
+        for name in sorted(names):
+            follower = known.get(name) if name in required or name in same else None
+            if follower is not None and name not in required and follower.basis is not None:
+                follower.basis, follower.differs = None, True  # a snapshot of the epoch before is not taken any more
+            self.followers[name] = follower or Follower()
         if not self.followers:
             self.entries.clear()
 

@@ -8,7 +8,7 @@ what it knows, and it is told what is newer.
 `take_unwritten()` gives the state that must be on disk before anything of what was returned is told. A coordinator that
 starts again gets it back by `restore`, and goes on with a higher term: nothing that a server says can replace it.
 
-A worker joins in two steps. **Propose**: every server of the table names a round that it has not closed, and promises
+A worker joins in two steps. **Propose**: every primary of the table names a round that it has not closed, and promises
 not to close it before the next decree. **Decree**: the worker is in from the highest of these on; so no shard can have
 closed its first round without it. Leaving needs no promise: nobody waits for who is no longer listed.
 """
@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 
 from gradtide.errors import StoreError
-from gradtide.store.assignment import Assignment, Standing, assign_first, balance, reassign
+from gradtide.store.assignment import Assignment, Standing, assign_first, balance, reassign, without
 from gradtide.store.messages import (
     Beat,
     CaughtUp,
@@ -35,11 +35,13 @@ from gradtide.store.messages import (
     PeerState,
     Promise,
     Propose,
+    Resized,
     ServerEntry,
     Source,
     Table,
     Welcome,
 )
+from gradtide.store.moving import spread
 
 __all__ = ["Membership", "Peer", "Policy", "Record", "Recovery", "Tell"]
 
@@ -64,6 +66,7 @@ class Peer:
     heard_s: float
     alive: bool = True
     heard: bool = True  # False: known from the journal only
+    dismissed: bool = False  # a server whose shards are all elsewhere, and that may go
 
 
 @dataclass(slots=True)
@@ -156,6 +159,19 @@ class Membership:
             self.table, self.decree, max((join.expected for join in joins if join.role == "server"), default=0),
         )  # fmt: skip
 
+    def resize(self, servers: int) -> tuple[Resized, list[Tell]]:
+        """Somebody wants so many servers: too many are let go, the dead and the last first; too few stay."""
+        listed = [entry.name for entry in self._servers()]
+        least = self.table.replicas + 1 if self.table is not None else 1
+        if self.table is None or servers < least:
+            text = "the store has not begun; wait for its servers" if not listed else (
+                f"{servers} servers are too few: each of the {least} copies is on a server of its own"
+            )  # fmt: skip
+            return Resized(tuple(listed), (), text), []
+        worst_last = sorted(listed, key=lambda name: (not self.peers[name].alive, name in self.leaving))
+        staying, going = worst_last[:servers], worst_last[servers:]
+        return Resized(tuple(staying), tuple(going)), self._update_table(goers=frozenset(going))
+
     # --- the journal ---
 
     def take_unwritten(self) -> Record | None:
@@ -204,7 +220,8 @@ class Membership:
 
     def _forget_the_lost(self, now_s: float) -> list[Tell]:
         deadline_s = now_s - FORGET_LEASES * self.lease_s
-        lost = [p.join for p in self.peers.values() if p.join.role != "server" and p.heard_s < deadline_s]
+        known = (peer for peer in self.peers.values() if peer.join.role != "server" or peer.dismissed)
+        lost = [peer.join for peer in known if peer.heard_s < deadline_s]
         return [tell for join in lost for tell in self._forget(join)]
 
     def _forget(self, join: Join) -> list[Tell]:
@@ -225,7 +242,8 @@ class Membership:
             text = f"worker {join.worker} is taken by {rival}, which is alive; choose another number"
             return [Tell(join.name, Welcome(join.name, join.incarnation, self.lease_s, False, text))]
         again = known is not None and known.join.incarnation == join.incarnation and known.alive and known.heard
-        self.peers[join.name] = Peer(join, now_s)
+        same = known is not None and known.join.incarnation == join.incarnation
+        self.peers[join.name] = Peer(join, now_s, dismissed=known is not None and same and known.dismissed)
         told = [Tell(join.name, Welcome(join.name, join.incarnation, self.lease_s))]
         if not again and join.role == "server":
             told += self._update_table()
@@ -266,9 +284,9 @@ class Membership:
         peer = self.peers.get(leave.name)
         if peer is None or peer.join.incarnation != leave.incarnation:
             return []
-        peer.alive = False
         if peer.join.role == "server":
-            return self._update_table()
+            return self._update_table(goers=self.leaving | {leave.name})
+        peer.alive = False
         told = self._update_members() if peer.join.role == "worker" else []
         return told + self._forget(peer.join)
 
@@ -287,57 +305,101 @@ class Membership:
 
     # --- the table ---
 
-    def _update_table(self, standing: Standing | None = None) -> list[Tell]:
-        """Deal the first table when the expected servers are there; later, follow who came and went."""
-        servers = [peer.join for peer in self.peers.values() if peer.join.role == "server"]
-        if self.table is None:
-            if len(servers) < max(join.expected for join in servers):
-                return []
-            entries = tuple(_entry(join) for join in servers)
-            replicas = min(max(join.replicas for join in servers), len(servers) - 1)
-            first = assign_first(entries, replicas)
-            sources = self.recovery.first(1)
-            lost = (1,) * len(first.owners) if sources else first.lost
-            self.table = Table(
-                self.term, 1, entries, first.owners, replicas, first.backups, first.joining, lost, sources=sources
-            )
-            return self._announce()
-        by_name = {join.name: join for join in servers}
-        entries = tuple(_entry(by_name[entry.name]) for entry in self.table.servers)
-        epoch = self.table.epoch + 1
-        new = reassign(self.table, entries, standing or self._standing(), epoch)
-        old = self.table
-        if entries == old.servers and (new.owners, new.backups, new.joining, new.lost) == (
-            old.owners, old.backups, old.joining, old.lost,
-        ):  # fmt: skip
-            return []
-        return self._replace_table(entries, new)
+    def _update_table(
+        self,
+        *,
+        caught_up: frozenset[tuple[int, int]] = frozenset(),
+        lagging: frozenset[tuple[int, int]] = frozenset(),
+        goers: frozenset[str] | None = None,
+    ) -> list[Tell]:
+        """Deal the first table when the expected servers are there; later, follow who came and went.
 
-    def _replace_table(self, entries: tuple[ServerEntry, ...], new: Assignment) -> list[Tell]:
+        `goers`, by name, are to be let go; None: those who were to be.
+        """
+        servers = {peer.join.name: peer.join for peer in self.peers.values() if peer.join.role == "server"}
+        if self.table is None:
+            return self._deal(list(servers.values())) if servers else []
+        old = self.table
+        comers = [join for name, join in servers.items() if self._is_new(name)]
+        entries = (*(_entry(servers[entry.name]) for entry in old.servers), *map(_entry, comers))
+        names = self.leaving if goers is None else goers
+        leaving = frozenset(i for i, entry in enumerate(entries) if entry.name in names)
+        known = self._standing(entries)
+        standing = Standing(known.alive, known.replaced, lagging, caught_up, leaving)
+        new = reassign(old, entries, standing, old.epoch + 1)
+        same = (new.owners, new.backups, new.joining, new.lost) == (old.owners, old.backups, old.joining, old.lost)
+        if entries == old.servers and same and leaving == frozenset(old.leaving) and not self._gone(new, leaving):
+            return []
+        return self._replace_table(entries, new, leaving)
+
+    def _deal(self, servers: list[Join]) -> list[Tell]:
+        if len(servers) < max(join.expected for join in servers):
+            return []
+        entries = tuple(map(_entry, servers))
+        replicas = min(max(join.replicas for join in servers), len(servers) - 1)
+        first = assign_first(entries, replicas)
+        sources = self.recovery.first(1)
+        lost = (1,) * len(first.owners) if sources else first.lost
+        self.table = Table(
+            self.term, 1, entries, first.owners, replicas, first.backups, first.joining, lost, sources=sources
+        )
+        return self._announce()
+
+    def _is_new(self, name: str) -> bool:
+        peer = self.peers[name]
+        listed = any(entry.name == name for entry in self._servers())
+        return peer.alive and not peer.dismissed and not listed
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The names of the servers that are to be let go. It is a process that leaves: one that was started again in
+        its place has not been asked to."""
+        table = self.table
+        entries = [table.servers[i] for i in table.leaving] if table is not None else []
+        return frozenset(e.name for e in entries if self.peers[e.name].join.incarnation == e.incarnation)
+
+    @staticmethod
+    def _gone(new: Assignment, leaving: frozenset[int]) -> frozenset[int]:
+        """Of those who are leaving, who holds nothing any more."""
+        if not leaving:
+            return leaving
+        return leaving.difference(new.owners, *new.backups, *new.joining)
+
+    def _replace_table(self, entries: tuple[ServerEntry, ...], new: Assignment, leaving: frozenset[int]) -> list[Tell]:
+        """The next table; who has been emptied is no longer in it, which tells him that he may go."""
         assert self.table is not None
+        gone = self._gone(new, leaving)
+        for i in gone:
+            self.peers[entries[i].name].dismissed = True
+        new = without(new, gone, len(entries)) if gone else new
+        staying = [i for i in range(len(entries)) if i not in gone]
         epoch, sources, lost = self.table.epoch + 1, self.table.sources, new.lost
         if epoch in lost:
             sources += self.recovery.after_loss(epoch)
             if any(source.epoch == epoch and source.rewind for source in sources):
                 lost = (epoch,) * len(new.owners)
         self.table = msgspec.structs.replace(
-            self.table, term=self.term, epoch=epoch, servers=entries, owners=new.owners, backups=new.backups,
-            joining=new.joining, lost=lost, sources=sources,
+            self.table, term=self.term, epoch=epoch, servers=tuple(entries[i] for i in staying), owners=new.owners,
+            backups=new.backups, joining=new.joining, lost=lost, sources=sources,
+            leaving=tuple(n for n, i in enumerate(staying) if i in leaving),
         )  # fmt: skip
         return self._announce()
 
     def _balance(self, now_s: float) -> list[Tell]:
-        """When nothing has changed for a while: share out the primaries again, and try anew whom nobody could reach."""
+        """When nothing has changed for a while: share out the primaries again, or what all hold, and try anew whom
+        nobody could reach."""
         table = self.table
-        if table is None or not table.replicas:
+        if table is None:
             return []
         if table.epoch != self.settled[0]:
             self.settled = (table.epoch, now_s)
         if now_s - self.settled[1] < self.lease_s / 4:
             return []
         self.settled = (table.epoch, now_s)
-        new = balance(table, self._standing())
-        return self._replace_table(table.servers, new) if new is not None else self._update_table()
+        known = self._standing(table.servers)
+        standing = Standing(known.alive, known.replaced, leaving=frozenset(table.leaving))
+        new = balance(table, standing) or spread(table, standing)
+        return self._replace_table(table.servers, new, standing.leaving) if new is not None else self._update_table()
 
     def _announce(self) -> list[Tell]:
         """The rounds go on as they were decreed; whoever was about to join asks the servers of this table again."""
@@ -347,16 +409,12 @@ class Membership:
             self.table = msgspec.structs.replace(self.table, decree=self.decree.number)
         return self._tell_all(self.table) + members
 
-    def _standing(self) -> Standing:
-        assert self.table is not None
-        alive, replaced = set(), set()
-        for i, entry in enumerate(self.table.servers):
-            peer = self.peers[entry.name]
-            if peer.alive:
-                alive.add(i)
-            if peer.join.incarnation != entry.incarnation:
-                replaced.add(i)
-        return Standing(frozenset(alive), frozenset(replaced))
+    def _standing(self, entries: tuple[ServerEntry, ...]) -> Standing:
+        """Of the servers of the next table, who lives, and who of the present table's is another process now."""
+        listed = enumerate(self._servers())
+        alive = frozenset(i for i, entry in enumerate(entries) if self.peers[entry.name].alive)
+        replaced = (i for i, entry in listed if self.peers[entry.name].join.incarnation != entry.incarnation)
+        return Standing(alive, frozenset(replaced))
 
     def _from_primary(self, message: CaughtUp | Lagging) -> tuple[int, int] | None:
         """Which servers of the table this is about; None when it speaks of, or from, an earlier time."""
@@ -375,15 +433,11 @@ class Membership:
             return []
         owners = self.table.owners
         pairs = frozenset((shard, found[1]) for shard in message.shards if owners[shard] == found[0])
-        known = self._standing()
-        return self._update_table(Standing(known.alive, known.replaced, caught_up=pairs))
+        return self._update_table(caught_up=pairs)
 
     def _lagging(self, message: Lagging) -> list[Tell]:
         found = self._from_primary(message)
-        if found is None:
-            return []
-        known = self._standing()
-        return self._update_table(Standing(known.alive, known.replaced, lagging=frozenset({found})))
+        return self._update_table(lagging=frozenset({found})) if found is not None else []
 
     # --- the rounds ---
 
@@ -417,7 +471,7 @@ class Membership:
         assert self.proposal is not None
         return [
             Tell(server.name, Propose(self.term, self.proposal.number))
-            for server in self._servers()
+            for server in self._primaries()
             if (server.name, server.incarnation) not in self.proposal.promises
         ]
 
@@ -426,7 +480,7 @@ class Membership:
         if proposal is None or promise.number != proposal.number or promise.epoch != (self.table or promise).epoch:
             return []
         proposal.promises[promise.server, promise.incarnation] = promise.round
-        wanted = [(server.name, server.incarnation) for server in self._servers()]
+        wanted = [(server.name, server.incarnation) for server in self._primaries()]
         if any(server not in proposal.promises for server in wanted):
             return []
         first = max(proposal.promises[server] for server in wanted)
@@ -439,6 +493,10 @@ class Membership:
         self.number += 1
         self.decree = Decree(self.term, self.number, members)
         return self._tell_all(self.decree)
+
+    def _primaries(self) -> list[ServerEntry]:
+        """The servers that close rounds."""
+        return [self.table.servers[i] for i in sorted(set(self.table.owners))] if self.table else []
 
     def _servers(self) -> tuple[ServerEntry, ...]:
         return self.table.servers if self.table else ()

@@ -82,6 +82,8 @@ __all__ = [
     "Replicated",
     "Reply",
     "Request",
+    "Resize",
+    "Resized",
     "ServerEntry",
     "ServerMessage",
     "Settled",
@@ -364,7 +366,7 @@ class Join(_Wire, frozen=True, tag=40):
 
 
 class Leave(_Wire, frozen=True, tag=41):
-    """A process goes, on purpose."""
+    """A process goes, on purpose. A server waits until its shards are elsewhere: until a table lists it no more."""
 
     name: str
     incarnation: int
@@ -417,6 +419,8 @@ class Table(_Wire, frozen=True, tag=44):
     `backups[shard]` are in sync: nothing is acknowledged before they have it, and one of them follows a primary that
     dies. `joining[shard]` are being brought up to date. `lost[shard]` is the epoch at which the shard had to begin
     anew because everybody who was in sync had died: empty, or with the checkpoint that `sources` has for that epoch.
+    All three are empty in a store without replicas while no shard moves. `leaving` are the servers whose shards are
+    moved to others, to let them go.
     """
 
     term: int
@@ -429,6 +433,7 @@ class Table(_Wire, frozen=True, tag=44):
     lost: tuple[int, ...] = ()
     decree: int = 0  # a primary closes no round before it knows this one
     sources: tuple[Source, ...] = ()
+    leaving: tuple[int, ...] = ()
 
     def source_of(self, shard: int) -> Source | None:
         """The checkpoint that a shard began with; None: it began empty."""
@@ -497,7 +502,21 @@ class Lagging(_Wire, frozen=True, tag=50):
     replica: str
 
 
-# --- for who looks from outside: `gradtide status` ---
+# --- for who looks from outside: `gradtide status` and `gradtide scale` ---
+
+
+class Resize(_Wire, frozen=True, tag=70):
+    """Asked of a coordinator: let servers go until so many stay."""
+
+    servers: int
+
+
+class Resized(_Wire, frozen=True, tag=71):
+    """Which servers stay and which are to go, by name. `text`: why nothing was done."""
+
+    staying: tuple[str, ...]
+    leaving: tuple[str, ...]
+    text: str = ""
 
 
 class Inspect(_Wire, frozen=True, tag=51):
@@ -691,7 +710,7 @@ ServerMessage = Replicate | Replicated | Snapshot | Fenced
 Message = (
     Init | Push | Pull | Configure | Keys | Initialised | Pushed | Pulled | Noted | Refused | Listed
     | Join | Leave | Beat | Welcome | Table | Propose | Promise | Decree | Gone | CaughtUp | Lagging
-    | Replicate | Replicated | Snapshot | Fenced | Inspect | Inspected | Health
+    | Replicate | Replicated | Snapshot | Fenced | Inspect | Inspected | Health | Resize | Resized
     | BeginCut | CollectCut | CutBegun | CutWritten
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from gradtide.store.arithmetic import Arithmetic
 from gradtide.store.image import replay, restore, snapshot
+from gradtide.store.layouts import ITEM_BYTES
 from gradtide.store.log import Entry, Follower, Log
 from gradtide.store.messages import (
     CaughtUp,
@@ -73,6 +74,8 @@ class Replication(Generic[V]):
     outbox: list[ToServer[V]] = field(default_factory=list)
     words: list[Message] = field(default_factory=list)
     behind: bool = False  # somebody has spoken of a later epoch
+    answered: set[str] = field(default_factory=set)  # who has said something in this epoch
+    same: frozenset[str] = frozenset()  # servers that are the processes they were in the table before this one
     _synced: set[int] = field(default_factory=set)  # of the replicas: those that share the primary's past
     _budget_bytes: float = 0.0
     _repeat_at_s: float = 0.0
@@ -87,6 +90,7 @@ class Replication(Generic[V]):
     def take_table(self, table: Table, index: int | None, shards: dict[int, Shard[V]]) -> dict[int, Shard[V]]:
         """A new epoch: returns the shards that this server is primary of now; the promoted are among them."""
         self._drop_what_was_lost(table, shards)
+        self.same = _same_processes(self.table, table)
         self.table, self.behind = table, False
         names = [server.name for server in table.servers]
         named: dict[tuple[int, ...], frozenset[str]] = {}
@@ -101,14 +105,15 @@ class Replication(Generic[V]):
                 elif number in self.replicas:
                     kept[number] = self.replicas.pop(number)
                     kept[number].take_over()
-                if table.replicas:
+                if table.joining:
                     self.in_sync[number] = named[table.backups[number]]
                     if table.joining[number]:
                         self.joining[number] = named[table.joining[number]]
-            elif table.replicas and (index in table.backups[number] or index in table.joining[number]):
+            elif table.joining and (index in table.backups[number] or index in table.joining[number]):
                 self.primaries[number] = names[owner]
         self._retire(shards)
         self.awaited.clear()
+        self.answered.clear()
         self._synced.clear()
         return kept
 
@@ -130,18 +135,37 @@ class Replication(Generic[V]):
 
     def lead(self, shard: Shard[V]) -> list[Answer[V]]:
         """A shard of this server, in a new epoch or a new one; returns what no longer has to wait."""
-        if self.table is None or not self.table.replicas:
+        if self.table is None:
             return []
-        if shard.log is None:
-            shard.log = Log(self.epoch, shard.position, self.arithmetic)
         awaited = (name for name, shards in self.awaited.items() if shard.number in shards)
         required = self.in_sync.get(shard.number, frozenset()).union(awaited)
-        shard.log.follow(self.epoch, required | self.joining.get(shard.number, frozenset()), required)
+        names = required | self.joining.get(shard.number, frozenset())
+        if not self.table.replicas and not names:
+            return self._lead_alone(shard)
+        if shard.log is None:
+            shard.log = self._begin_log(shard)
+        shard.log.follow(self.epoch, names, required, self.same)
         for name, follower in shard.log.followers.items():
             if shard.position == Version() and not shard.log.entries:
                 follower.acked = 0  # nothing has happened yet: whoever has something else will say so
             self._send_again(shard, shard.log, name, follower)
         return shard.log.advance()
+
+    def _begin_log(self, shard: Shard[V]) -> Log[V]:
+        """Without replicas there is a log only while a shard moves: what happened before has no place in it, and
+        nobody must be taken to have it."""
+        assert self.table is not None
+        if not self.table.replicas and (shard.blocks or shard.filter.records):
+            shard.position = Version(self.epoch, shard.position.sequence + 1)
+        return Log(self.epoch, shard.position, self.arithmetic)
+
+    def _lead_alone(self, shard: Shard[V]) -> list[Answer[V]]:
+        """Nobody follows, and nobody is to."""
+        log, shard.log = shard.log, None
+        if log is None:
+            return []
+        log.follow(self.epoch, (), frozenset())
+        return log.advance()
 
     # --- as primary ---
 
@@ -185,7 +209,7 @@ class Replication(Generic[V]):
             follower.heard_s = self.now_s - self.options.resend_s  # at the next tick
             return
         word, values = snapshot(shard, self.epoch, self.name)
-        self._budget_bytes -= sum(block.size_bytes for block in shard.blocks.values())
+        self._budget_bytes -= sum(slot.count * ITEM_BYTES[slot.dtype] for slot in word.slots)
         follower.basis = log.position.sequence
         self.outbox.append(ToServer(name, word, values))
 
@@ -196,7 +220,7 @@ class Replication(Generic[V]):
         self._budget_bytes = min(self._budget_bytes + passed_s * self.options.transfer_bytes_per_s, most)
         self.now_s = now_s
         absent_s, self._ticked_s = now_s - self._ticked_s, now_s
-        if self.table is None or not self.table.replicas:
+        if self.table is None or not self.table.joining:
             return
         if absent_s > self.options.resend_s:
             self._excuse_own_absence(absent_s, shards)
@@ -245,6 +269,9 @@ class Replication(Generic[V]):
         """Who is close behind is waited for from now on; when it has all that was acknowledged, it is reported."""
         logs = {shard.number: shard.log for shard in shards if shard.log is not None}
         for name in sorted(frozenset().union(*set(self.joining.values()))):
+            if name not in self.answered:  # where nobody has touched a shard there is nothing else to be confirmed
+                self._ask_for_a_word(name)
+                continue
             wanted = [number for number, names in self.joining.items() if name in names]
             own = [logs[number] for number in wanted if number in logs]
             if name not in self.awaited:
@@ -259,12 +286,16 @@ class Replication(Generic[V]):
     def ask_whether_still_primary(self) -> None:
         """The coordinator is silent: as long as the replicas are at this epoch, nobody has taken over."""
         for name in sorted(self.peers_in_sync):
-            word = Replicate(self.epoch, self.name, -1, Version(), Version(), Version(), clock_s=self.now_s)
-            self.outbox.append(ToServer(name, word))
+            self._ask_for_a_word(name)
+
+    def _ask_for_a_word(self, name: str) -> None:
+        word = Replicate(self.epoch, self.name, -1, Version(), Version(), Version(), clock_s=self.now_s)
+        self.outbox.append(ToServer(name, word))
 
     @property
     def peers_in_sync(self) -> frozenset[str]:
-        return frozenset().union(*set(self.in_sync.values())) if self.in_sync else frozenset()
+        """Who may be primary of one of this server's shards before it knows: also those it has reported."""
+        return frozenset(self.awaited).union(*set(self.in_sync.values()))
 
     def peer_is_up(self, name: str, shards: Iterable[Shard[V]]) -> None:
         """A connection is there: whatever was said before may not have arrived."""
@@ -296,6 +327,7 @@ class Replication(Generic[V]):
     def _confirmed(self, message: Replicated, shards: dict[int, Shard[V]]) -> list[Answer[V]]:
         if message.epoch != self.epoch:
             return []
+        self.answered.add(message.server)
         self.confirmed_s[message.server] = max(message.clock_s, self.confirmed_s.get(message.server, 0.0))
         shard = shards.get(message.shard)
         if shard is None or shard.log is None:
@@ -347,3 +379,10 @@ class Replication(Generic[V]):
             self._synced.add(message.shard)
         position = self.replicas[message.shard].position
         self.outbox.append(ToServer(message.server, Replicated(self.epoch, self.name, message.shard, position)))
+
+
+def _same_processes(before: Table | None, now: Table) -> frozenset[str]:
+    """By name. Nothing is known of the time between two tables that don't follow each other."""
+    if before is None or now.epoch - before.epoch > 1:
+        return frozenset()
+    return frozenset(server.name for server in set(before.servers).intersection(now.servers))

@@ -11,6 +11,7 @@ import torch
 
 from gradtide.heap import keep_freed_memory
 from gradtide.store.coordinator import Coordinator
+from gradtide.store.draining import DRAIN_S
 from gradtide.store.host import Host
 from gradtide.store.journal import Journal
 from gradtide.store.membership import Policy
@@ -42,15 +43,20 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     restore: str = ""  # the coordinator's: a checkpoint that the store begins with
     checkpoints: str = ""  # the coordinator's: where the last one is found when shards are lost
     after_loss: Policy = "empty"
+    drain_s: float = DRAIN_S  # servers: how long they may take to hand over their shards when they are asked to go
 
 
 def run_role(role: Role, secret: bytes = b"", tell: Callable[[str], object] = lambda address: None) -> None:
-    """Runs until SIGTERM or SIGINT. `tell` hears the address once it listens."""
+    """Runs until SIGTERM or SIGINT. `tell` hears the address once it listens.
+
+    At SIGTERM a server hands over its shards before it goes, unless it is the second one; SIGINT ends it at once.
+    """
     logging.basicConfig(format=f"{role.name}: %(message)s")
     torch.set_num_threads(role.threads)
     keep_freed_memory(256 << 20)  # blocks of 4 MiB come and go
     process = _make(role, secret)
-    signal.signal(signal.SIGTERM, lambda number, frame: process.stop())
+    leave = process.drain if isinstance(process, Server) else process.stop
+    signal.signal(signal.SIGTERM, lambda number, frame: leave())
     signal.signal(signal.SIGINT, lambda number, frame: process.stop())
     tell(str(process.address))
     process.run()
@@ -68,4 +74,7 @@ def _make(role: Role, secret: bytes) -> Coordinator | Server:
     arithmetic = TorchArithmetic({path: load_semiring(path) for path in role.semirings})
     host = Host(role.name, incarnation, role.address, arithmetic, expected=role.expected, replicas=role.replicas)
     uplink = Uplink(parse_address(role.coordinator), secret)
-    return Server(host, address, uplink, insecure_network=role.insecure_network, advertise=role.advertise)
+    return Server(
+        host, address, uplink,
+        insecure_network=role.insecure_network, advertise=role.advertise, drain_s=role.drain_s,
+    )  # fmt: skip

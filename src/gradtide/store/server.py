@@ -21,6 +21,7 @@ from torch import Tensor
 from gradtide.errors import CommunicationError, FrameError
 from gradtide.store.at_once import Short, find_short
 from gradtide.store.cutter import Cutter
+from gradtide.store.draining import DRAIN_S, Draining
 from gradtide.store.host import LAYOUTS_KEPT, Host
 from gradtide.store.incoming import Client, Incoming, PartPlan, land, make_plan, plan_part
 from gradtide.store.loading import Loader
@@ -80,6 +81,7 @@ class Server:
         insecure_network: bool = False,
         advertise: str = "",
         handshake_s: float = HANDSHAKE_S,
+        drain_s: float = DRAIN_S,
     ) -> None:
         listener = listen(address, uplink.secret, insecure_network)
         self.address = address if address.path else Address(host=address.host, port=listener.getsockname()[1])
@@ -93,10 +95,11 @@ class Server:
         self._plans: dict[bytes, tuple[PartPlan, ...]] = {}  # by layout, as long as all its keys are known
         self._cutter = Cutter(host, self._service.wake)
         self._loader = Loader(host, self._service.wake)
+        self._draining = Draining(host, drain_s)
         self._stopped = False
 
     def run(self) -> None:
-        """Until somebody calls `stop`."""
+        """Until somebody calls `stop`, or it may go."""
         self._uplink.start(self._service, self._hear_coordinator)
         next_tick_s = 0.0
         while not self._stopped:
@@ -113,7 +116,11 @@ class Server:
             if self._host.replication.outbox:
                 self._send_to_peers()
             self._service.run_once(next_tick_s - now_s)
+            if self._draining.is_over(now_s):
+                break
         self.close()
+        if not self._stopped:
+            self._draining.check()
 
     def close(self) -> None:
         """Closes every socket."""
@@ -124,6 +131,11 @@ class Server:
 
     def stop(self) -> None:
         self._stopped = True
+        self._service.wake()
+
+    def drain(self) -> None:
+        """Goes when its shards are elsewhere; called twice, at once."""
+        self._draining.ask()
         self._service.wake()
 
     # --- the coordinator ---

@@ -83,7 +83,7 @@ class Session(Sending[V]):
     @property
     def degraded(self) -> int:
         """How many shards have no replica in sync although they should."""
-        return self.table.backups.count(()) if self.table is not None else 0
+        return self.table.backups.count(()) if self.table is not None and self.table.replicas else 0
 
     # --- what a user asks for ---
 

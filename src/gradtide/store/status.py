@@ -4,12 +4,12 @@ import time
 from dataclasses import dataclass
 
 from gradtide.errors import CommunicationError, FrameError
-from gradtide.store.messages import Health, Inspect, Inspected, Message, PeerState, decode, encode
+from gradtide.store.messages import Health, Inspect, Inspected, Message, PeerState, Resize, decode, encode
 from gradtide.transport.authenticate import dial as reach
 from gradtide.transport.authenticate import parse_address
 from gradtide.transport.connection import Connection
 
-__all__ = ["Status", "ask_status", "complaints"]
+__all__ = ["Status", "ask", "ask_status", "complaints"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,26 +22,29 @@ class Status:
 
 def ask_status(address: str, secret: bytes = b"", timeout_s: float = 2.0) -> Status:
     """Raises when even the coordinator does not answer."""
-    told = _ask(address, secret, timeout_s)
+    told = ask(address, secret, timeout_s=timeout_s)
     if not isinstance(told, Inspected):
         raise FrameError(f"there is no coordinator of a store at {address}; give its address")
     servers: dict[str, Health | None] = {}
     for entry in told.table.servers if told.table is not None else ():
         try:
-            answer = _ask(entry.address, secret, timeout_s)
+            answer = ask(entry.address, secret, timeout_s=timeout_s)
         except CommunicationError:
             answer = None
         servers[entry.name] = answer if isinstance(answer, Health) else None
     return Status(told, servers)
 
 
-def _ask(address: str, secret: bytes, timeout_s: float) -> Message:
+def ask(
+    address: str, secret: bytes = b"", question: Inspect | Resize | None = None, *, timeout_s: float = 2.0
+) -> Message:
+    """The answer of whoever listens there; how it is, unless there is another question."""
     deadline_s = time.monotonic() + timeout_s
     connection = Connection(reach(parse_address(address), secret, "client", timeout_s), address)
     heard: list[Message] = []
     try:
         connection.on_messages(lambda data: heard.append(decode(data)), lambda: None)
-        connection.send(encode(Inspect()))
+        connection.send(encode(question or Inspect()))
         while not heard:
             connection.wait(deadline_s - time.monotonic(), "how it is")
             connection.receive()
@@ -69,6 +72,9 @@ def complaints(status: Status) -> list[str]:
     if missing:
         joining = sum(bool(names) for names in table.joining)
         found.append(f"{missing} of {len(table.owners)} shards lack a replica; for {joining} one is being made")
+    for i in table.leaving:
+        held = table.owners.count(i)
+        found.append(f"{table.servers[i].name} is on its way out, and still primary of {held} shards")
     lost = sum(epoch > 0 for epoch in table.lost)
     if lost:
         found.append(f"{lost} shards had to begin anew: more servers died than there were replicas")

@@ -11,6 +11,7 @@ scripts.py     what simulated workers and clients do
 history.py     what happened, and the checker
 outcome.py     what the servers hold in the end
 simulate.py    scenarios by seed; `python -m gradtide.testing.simulate --seed N` replays one
+elastic.py     the same for stores that grow and shrink; `python -m gradtide.testing.elastic --seed N`
 chaos.py       real processes that are killed, stopped and cut off while workers push exact integers
 chaos_worker.py  one such worker
 islands.py     servers in networks of their own, that can be unplugged

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,13 @@ class World:
         coordinator = self.coordinator
         assert coordinator is not None
         self.network.send(source, COORDINATOR, lambda: coordinator.deliver(lambda: coordinator.receive(decode(wire))))
+
+    def close_sockets(self, name: str, incarnation: int) -> None:
+        """A server has ended, and its peers notice: the coordinator and the clients."""
+        assert self.coordinator is not None
+        self.clock.after(0.01, partial(self.coordinator.lost, name, incarnation))
+        for client in list(self.clients.values()):
+            self.clock.after(0.01, partial(client.lost, name))
 
     def every_tick(self, action: Callable[[], None], alive: Callable[[], bool]) -> None:
         """Call `action` regularly, beginning some time within the first tick."""

@@ -7,12 +7,12 @@ __all__ = ["COORDINATOR", "Fault"]
 
 COORDINATOR = "coordinator"
 
-Kind = Literal["kill", "stop", "cut"]
+Kind = Literal["kill", "stop", "cut", "join", "leave"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong."""
+    """One thing that goes wrong, or somebody who comes or goes."""
 
     kind: Kind
     who: str
@@ -39,3 +39,13 @@ class Fault:
     ) -> Self:
         """Messages from it, to it, or both are lost."""
         return cls("cut", who, at_s, for_s, peer=peer, way=way)
+
+    @classmethod
+    def join(cls, who: str, at_s: float) -> Self:
+        """A server that was not there comes."""
+        return cls("join", who, at_s, 0.0)
+
+    @classmethod
+    def leave(cls, who: str, at_s: float) -> Self:
+        """SIGTERM: a server asks to be let go, and goes when its shards are elsewhere."""
+        return cls("leave", who, at_s, 0.0)

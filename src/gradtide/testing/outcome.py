@@ -36,11 +36,13 @@ def _leads(table: Table, name: str, shard: int) -> bool:
 
 
 def is_whole(world: World, replicas: int) -> bool:
-    """Are all replicas in sync, and the same as their primaries?"""
+    """Are all replicas in sync, and the same as their primaries, and has everybody gone who wanted to?"""
     table = _table(world)
     if table is None or any(len(backups) < replicas for backups in table.backups):
         return False
-    hosts = [actor.host for actor in world.hosts.values()]
+    hosts = [actor.host for actor in world.hosts.values() if not actor.host.dismissed]
+    if any(host.draining for host in hosts):
+        return False
     if any(host.epoch != table.epoch for host in hosts):
         return False
     for host in hosts:
@@ -51,7 +53,7 @@ def is_whole(world: World, replicas: int) -> bool:
 
 
 def _copies(world: World, table: Table, number: int) -> Iterator[Shard[Number] | None]:
-    for i in table.backups[number]:
+    for i in table.backups[number] if table.backups else ():
         yield world.hosts[table.servers[i].name].host.replication.replicas.get(number)
 
 

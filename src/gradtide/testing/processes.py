@@ -126,11 +126,18 @@ class HostActor(Process):
     def _tick(self) -> None:
         self._tell(self.host.tick(self.world.clock.now_s))
         self._replicate()
+        self._go_if_dismissed()
 
     def hear(self, message: Message) -> None:
         words, answers = self.host.hear(message, self.world.clock.now_s)
         self._tell(words)
         self._answer(answers)
+        self._go_if_dismissed()
+
+    def _go_if_dismissed(self) -> None:
+        if self.host.dismissed and self.alive:
+            self.kill()
+            self.world.close_sockets(self.host.name, self.host.incarnation)
 
     def hear_server(self, message: ServerMessage, values: Sequence[Number]) -> None:
         self._answer(self.host.hear_server(message, values, self.world.clock.now_s))

@@ -39,7 +39,7 @@ class WorkerPlan:
     last_round: int
     slow_s: float  # mean time a step takes
     configures_from: int = 0  # a round from which it sets another rate; 0: never
-    goes_after: int = 0  # the round after which it goes; 0: stays
+    goes_after: int = 0  # after so many rounds it goes; 0: stays
     says_goodbye: bool = True
 
 
@@ -48,7 +48,7 @@ def worker_script(plan: WorkerPlan) -> Script:
 
     def script(actor: ClientActor) -> Steps:
         random = Random(plan.seed)
-        keys = tuple(spec.key for spec in plan.specs)
+        keys, first = tuple(spec.key for spec in plan.specs), actor.session.step
         yield {actor.init(spec) for spec in plan.specs}
         if plan.configures_from:
             yield {actor.configure(key, 7, plan.configures_from) for key in keys}
@@ -58,7 +58,7 @@ def worker_script(plan: WorkerPlan) -> Script:
                 break
             yield random.expovariate(1 / plan.slow_s)
             yield _push_step(actor, random, keys)
-            if plan.goes_after and actor.session.step >= plan.goes_after:
+            if plan.goes_after and actor.session.step - first + 1 >= plan.goes_after:
                 if plan.says_goodbye:
                     actor.leave()
                 actor.die()

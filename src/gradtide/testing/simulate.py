@@ -7,7 +7,7 @@ python -m gradtide.testing.simulate --seeds 20000          many, until the first
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from gradtide.store.session import Session, SessionOptions
@@ -23,6 +23,7 @@ from gradtide.testing.scripts import WorkerPlan, client_script, round_specs, wor
 from gradtide.testing.trouble import Trouble
 
 __all__ = [
+    "Comer",
     "Outcome",
     "Scenario",
     "main",
@@ -35,6 +36,15 @@ __all__ = [
 
 LIMIT_S = 300.0
 HEAL_S = 60.0  # until all replicas are in sync again
+
+
+@dataclass(frozen=True, slots=True)
+class Comer:
+    """A worker that comes later, and goes after so many rounds (0: stays)."""
+
+    at_s: float
+    goes_after: int = 0
+    says_goodbye: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,7 @@ class Scenario:
     wild: bool = False  # mishaps may be more than the replicas can make up for
     lease_s: float = 2.0
     pause_s: float = 0.02  # of a client between operations
+    comers: tuple[Comer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +182,18 @@ def run_scenario(scenario: Scenario) -> Outcome:
     trouble = Trouble(world, scenario.replicas, scenario.lease_s, scenario.wild)
     trouble.plan(scenario.mishaps)
     _start_clients(world, scenario)
-    ended = clock.run(lambda: _at_rest(world), LIMIT_S)
-    if ended and scenario.replicas:
+    come_s = max((comer.at_s for comer in scenario.comers), default=0.0)
+    ended = clock.run(lambda: clock.now_s > come_s and _at_rest(world), LIMIT_S)
+    if ended and (scenario.replicas or scenario.mishaps):
         clock.run(lambda: clock.now_s > trouble.ends_s, LIMIT_S)
         ended = clock.run(lambda: is_whole(world, scenario.replicas), clock.now_s + HEAL_S)
     world.history.finals = finals(world)
     violations = check(world.history)
     if not ended:
         stuck = [name for name, client in world.clients.items() if not client.at_rest]
-        text = f"{', '.join(stuck)} still wait" if stuck else "replicas are missing or differ"
+        text = f"{', '.join(stuck)} still wait" if stuck else "replicas are missing or differ, or somebody can't go"
         violations.insert(0, Violation("progress", f"{text} at {clock.now_s:.1f} s"))
-    if scenario.replicas and not scenario.wild:
+    if not scenario.wild:
         violations += lost_shards(world)
     happened = tuple(trouble.happened)
     return Outcome(scenario, world.history, tuple(violations), clock.events, world.history.digest(), happened)
@@ -204,6 +216,10 @@ def _start_clients(world: World, scenario: Scenario) -> None:
         late: Session[Number] = Session("newcomer", 1, scenario.workers, 0, options)
         plan = _plan(scenario, scenario.workers)
         world.clock.after(0.5, lambda: _late(world, late, plan))
+    for i, comer in enumerate(scenario.comers, scenario.workers + scenario.newcomer):
+        later: Session[Number] = Session(f"worker{i}", 1, i, 0, options)
+        stays = replace(_plan(scenario, i), goes_after=comer.goes_after, says_goodbye=comer.says_goodbye)
+        world.clock.after(comer.at_s, lambda s=later, p=stays: _late(world, s, p))  # type: ignore[misc]
 
 
 def _late(world: World, session: Session[Number], plan: WorkerPlan) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gradtide.store.membership import Record
+from gradtide.store.messages import Table
 from gradtide.testing.actors import World
 from gradtide.testing.faults import COORDINATOR, Fault
 from gradtide.testing.history import Violation
@@ -31,6 +32,7 @@ class Trouble:
     well_since_s: dict[str, float] = field(default_factory=dict)
     ends_s: float = 0.0
     happened: list[Fault] = field(default_factory=list)
+    goers: set[tuple[str, int]] = field(default_factory=set)  # servers that were asked to go, with their incarnation
 
     def plan(self, faults: tuple[Fault, ...]) -> None:
         for fault in faults:
@@ -38,6 +40,11 @@ class Trouble:
             self.world.clock.after(fault.at_s, lambda f=fault: self._begin(f))  # type: ignore[misc]
 
     def _begin(self, fault: Fault) -> None:
+        if fault.kind in ("join", "leave"):
+            self._come_or_go(fault)
+            return
+        if fault.who != COORDINATOR and fault.who not in self.world.hosts:
+            return
         if fault.who != COORDINATOR and not self.wild and not self._survivable(fault):
             return
         self.happened.append(fault)
@@ -50,16 +57,35 @@ class Trouble:
         else:
             self._trouble_server(fault)
 
+    def _come_or_go(self, fault: Fault) -> None:
+        """A server comes if it is not there; it is asked to go if enough others stay."""
+        hosts = self.world.hosts
+        actor = hosts.get(fault.who)
+        if fault.kind == "join" and (actor is None or (actor.host.dismissed and not actor.alive)):
+            incarnation = actor.host.incarnation + 1 if actor is not None else 1
+            HostActor(self.world, fault.who, 1, incarnation, self.replicas)
+            self.happened.append(fault)
+        table = self._table()
+        listed = [hosts[server.name].host for server in table.servers] if table is not None else []
+        staying = [h.name for h in listed if not h.dismissed and (h.name, h.incarnation) not in self.goers]
+        if fault.kind == "leave" and fault.who in staying and len(staying) > self.replicas + 1:
+            self.goers.add((fault.who, hosts[fault.who].host.incarnation))
+            hosts[fault.who].deliver(hosts[fault.who].host.drain)
+            self.happened.append(fault)
+
+    def _table(self) -> Table | None:
+        return msgspec.msgpack.decode(self.world.journal, type=Record).table if self.world.journal else None
+
     def _touched(self, fault: Fault) -> set[str]:
-        return {name for name in (fault.who, fault.peer) if name in self.world.hosts}
+        return {name for name in (fault.who, fault.peer) if name in self.world.hosts}  # else it has not come yet
 
     def _survivable(self, fault: Fault) -> bool:
         """Would every shard still have a holder that is well?"""
-        if not self.world.journal:
+        table = self._table()
+        if table is None or any(self.world.hosts[name].host.dismissed for name in self._touched(fault)):
             return False
-        table = msgspec.msgpack.decode(self.world.journal, type=Record).table
-        if table is None:
-            return False
+        if not table.replicas:
+            return fault.kind != "kill"
         hit = self._touched(fault)
         rest = [(i, entry) for i, entry in enumerate(table.servers) if entry.name not in hit]
         well = {i for i, entry in rest if self._is_well(entry.name, entry.incarnation)}
@@ -98,7 +124,7 @@ class Trouble:
         actor.kill()
         host = actor.host
         if not fault.silent:
-            self._close_sockets(host.name, host.incarnation)
+            self.world.close_sockets(host.name, host.incarnation)
 
         def start() -> None:
             if self.world.hosts[fault.who].host.incarnation == host.incarnation:
@@ -106,14 +132,6 @@ class Trouble:
             self._end(fault)
 
         clock.after(fault.for_s, start)
-
-    def _close_sockets(self, name: str, incarnation: int) -> None:
-        """Its peers notice: the coordinator and the clients."""
-        coordinator, clock = self.world.coordinator, self.world.clock
-        assert coordinator is not None
-        clock.after(0.01, lambda: coordinator.lost(name, incarnation))
-        for client in list(self.world.clients.values()):
-            clock.after(0.01, lambda c=client: c.lost(name))  # type: ignore[misc]
 
     def _trouble_coordinator(self, fault: Fault) -> None:
         actor, clock = self.world.coordinator, self.world.clock
@@ -144,7 +162,7 @@ class Trouble:
         CoordinatorActor(self.world, self.lease_s)
 
     def _find_journal(self, without: CoordinatorActor, journal: bytes) -> None:
-        if self.world.journal and msgspec.msgpack.decode(self.world.journal, type=Record).table is not None:
+        if self._table() is not None:
             self.world.history.broken.append(Violation("journal", "a coordinator without its journal made decisions"))
         without.kill()
         self.world.journal = journal

@@ -1,0 +1,47 @@
+"""How a server goes: asked once (SIGTERM) when its shards are elsewhere, asked twice or for too long at once."""
+
+from torch import Tensor
+
+from gradtide.errors import StoreError
+from gradtide.store.host import Host
+
+__all__ = ["DRAIN_S", "Draining"]
+
+DRAIN_S = 120.0
+
+
+class Draining:
+    """What a server's loop asks each turn: is it over? `ask` may be called by a signal handler."""
+
+    def __init__(self, host: Host[Tensor], limit_s: float) -> None:
+        self._host, self._limit_s = host, limit_s
+        self._asked = 0
+        self._until_s: float | None = None
+        self._failure = ""
+
+    def ask(self) -> None:
+        self._asked += 1
+
+    def is_over(self, now_s: float) -> bool:
+        host = self._host
+        if self._asked and self._until_s is None:
+            self._until_s = now_s + self._limit_s
+            host.drain()
+        if host.dismissed or self._until_s is None:
+            return host.dismissed
+        heart = host.heart
+        if self._asked > 1:
+            self._failure = "was told twice to go"
+        elif now_s > self._until_s:
+            self._failure = f"could not be emptied within {self._limit_s:g} s"
+        elif heart.lease_s and now_s > heart.leased_until_s + 2 * heart.lease_s:
+            self._failure = "can't be emptied, for the coordinator does not answer"
+        return bool(self._failure)
+
+    def check(self) -> None:
+        """Raises when something was left behind: it goes with this process, if nobody else has it."""
+        held, host = len(self._host.owned), self._host
+        if not (held and (self._failure or host.dismissed)):
+            return
+        why = self._failure or "goes although no other server is there that stays"
+        raise StoreError(f"{host.name} {why}; it was still primary of {held} shards (gradtide status says who follows)")

@@ -1,0 +1,145 @@
+"""`gradtide scale` and `servers.scale(n)`: more or fewer servers for a store that is at work.
+
+Too many: the coordinator lets some go, and their shards move to the others first. Too few: where the store was started
+by `local_servers` its fork server makes more (it listens beside the coordinator's socket); elsewhere somebody must
+start them. Either way shards move in the background, and this waits until everything is where it is to stay.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from gradtide.errors import CommunicationError, ConfigError, FrameError, PeerTimeout, StoreError
+from gradtide.store.messages import Inspected, Resize, Resized, Table
+from gradtide.store.moving import is_even
+from gradtide.store.status import ask
+from gradtide.transport.authenticate import parse_address
+
+__all__ = ["SCALE_S", "STARTER", "Scaled", "scale"]
+
+STARTER = "starter"  # the name of a fork server's socket, in the folder of its store
+SCALE_S = 300.0
+_LOOK_S = 0.05
+_ASK_AGAIN_S = 1.0
+_START_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """What was done."""
+
+    servers: tuple[str, ...]
+    started: tuple[str, ...]
+    dismissed: tuple[str, ...]
+    seconds: float
+
+
+def scale(
+    address: str,
+    servers: int,
+    secret: bytes = b"",
+    *,
+    timeout_s: float = SCALE_S,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Scaled:
+    """Returns when so many servers share what the store holds."""
+    begun_s = time.monotonic()
+    before = _listed(address, secret)
+    answer = _resize(address, secret, servers)
+    started = _start_missing(address, before, servers - len(answer.staying))
+    asked_s = time.monotonic()
+    while not _is_settled(address, secret, servers, tell):
+        now_s = time.monotonic()
+        if now_s > begun_s + timeout_s:
+            raise PeerTimeout(
+                f"the store has not become one of {servers} servers within {timeout_s:g} s; it goes on trying, and "
+                f"gradtide status {address} says what it waits for"
+            )
+        if now_s > asked_s + _ASK_AGAIN_S:  # who was started again meanwhile has not been asked to go
+            asked_s = now_s
+            _resize(address, secret, servers)
+        time.sleep(_LOOK_S)
+    now = _listed(address, secret)
+    return Scaled(now, started, tuple(name for name in before if name not in now), time.monotonic() - begun_s)
+
+
+def _inspect(address: str, secret: bytes) -> Inspected:
+    told = ask(address, secret)
+    if not isinstance(told, Inspected):
+        raise FrameError(f"there is no coordinator of a store at {address}; give its address")
+    return told
+
+
+def _listed(address: str, secret: bytes) -> tuple[str, ...]:
+    table = _inspect(address, secret).table
+    return tuple(server.name for server in table.servers) if table is not None else ()
+
+
+def _resize(address: str, secret: bytes, servers: int) -> Resized:
+    answer = ask(address, secret, Resize(servers))
+    if not isinstance(answer, Resized):
+        raise FrameError(f"there is no coordinator of a store at {address}; give its address")
+    if answer.text:
+        raise ConfigError(answer.text)
+    return answer
+
+
+def _is_settled(address: str, secret: bytes, servers: int, tell: Callable[[str], None]) -> bool:
+    try:
+        told = _inspect(address, secret)
+    except CommunicationError:
+        tell("the coordinator does not answer")  # it may be on its way back
+        return False
+    table, living = told.table, frozenset(peer.name for peer in told.peers if peer.alive)
+    if table is None:
+        return False
+    tell(_progress(table, servers))
+    return len(table.servers) == servers and is_even(table, living)
+
+
+def _progress(table: Table, servers: int) -> str:
+    moving = sum(bool(names) for names in table.joining)
+    leaving = ", ".join(table.servers[i].name for i in table.leaving)
+    return (
+        f"{len(table.servers) - len(table.leaving)} of {servers} servers, {moving} shards on their way"
+        + (f"; {leaving} will go" if leaving else "")
+    )  # fmt: skip
+
+
+# --- more servers ---
+
+
+def _start_missing(address: str, there: tuple[str, ...], count: int) -> tuple[str, ...]:
+    if count <= 0:
+        return ()
+    free = (f"server-{i}" for i in range(len(there) + count))
+    names = tuple(name for name in free if name not in there)[:count]
+    folder = os.path.dirname(parse_address(address).path)
+    try:
+        _ask_starter(f"{folder}/{STARTER}", names)
+    except (FileNotFoundError, ConnectionRefusedError):
+        options = " ".join(f"--name {name}" for name in names[:1])
+        raise ConfigError(
+            f"nobody here can start servers of the store at {address}; start {count} more by hand, as in: "
+            f"gradtide serve tcp:HOST:0 --coordinator {address} {options}"
+        ) from None
+    return names
+
+
+def _ask_starter(path: str, names: tuple[str, ...]) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as starter:
+        starter.settimeout(_START_S)
+        starter.connect(path)
+        try:
+            starter.send(msgspec.json.encode(names))
+            answer = starter.recv(4096)
+        except TimeoutError:
+            raise PeerTimeout(f"the process that makes servers did not answer within {_START_S:g} s") from None
+        except OSError as error:
+            raise CommunicationError(f"the process that makes servers is gone: {error.strerror}") from None
+    if answer != b"ok":
+        raise StoreError(answer.decode(errors="replace") or "the process that makes servers is gone; start them again")
