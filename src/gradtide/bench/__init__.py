@@ -17,8 +17,11 @@ staleness.py       time to accuracy through servers in bsp, bounded and async, w
 staleness_peer.py  a worker of these
 store.py           the store against a bare pair of sockets, copy_, Redis and a Ray actor
 store_peer.py      one of these, in a process of its own
-recovery.py        from a kill to the next step, against torchrun
+recovery.py        from a kill to the next step, against torchrun, torchft and a Ray actor
+recovery_rivals.py  how these are started, killed and ended
 recovery_peer.py   a rank under torchrun
+recovery_torchft.py  a replica of torchft
+recovery_ray.py    the driver of a Ray actor
 launch.py          how soon workers are ready, against torchrun and Ray
 launch_peer.py     a worker that says so
 """

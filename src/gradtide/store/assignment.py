@@ -125,15 +125,11 @@ class _Draft:
     def changing(self) -> list[int]:
         """The shards for which something has to be decided: usually a few, and they are alike."""
         came = {shard for shard, _ in self.standing.caught_up}
-        known: dict[tuple[int, tuple[int, ...], tuple[int, ...]], bool] = {}
-        found = []
-        for shard, held in enumerate(zip(self.owners, self.backups, self.joining, strict=True)):
-            stays = known.get(held)
-            if stays is None:
-                stays = known[held] = self._stays(*held)
-            if not stays or shard in came:
-                found.append(shard)
-        return found
+        held = list(zip(self.owners, self.backups, self.joining, strict=True))
+        unsettled = {some for some in set(held) if not self._stays(*some)}
+        if not unsettled and not came:
+            return []
+        return [shard for shard, some in enumerate(held) if some in unsettled or shard in came]
 
     def _stays(self, owner: int, backups: tuple[int, ...], joining: tuple[int, ...]) -> bool:
         staying, held = self.standing.staying, {owner, *backups, *joining}
@@ -223,8 +219,8 @@ def balance(table: Table, standing: Standing) -> Assignment | None:
     Nothing is copied: a primary and its replica change places. Whatever the old primary had not had confirmed was not
     acknowledged, and its clients say it again to the new one.
     """
-    whole = all(len(backups) == table.replicas for backups in table.backups)
-    holders = set(table.owners).union(*table.backups)
+    whole = all(len(backups) == table.replicas for backups in set(table.backups))
+    holders = set(table.owners).union(*set(table.backups))
     if not (table.replicas and whole and holders <= standing.staying) or standing.replaced or standing.leaving:
         return None
     load = {i: table.owners.count(i) for i in standing.staying}

@@ -10,6 +10,7 @@ trouble.py     lets faults happen, within what the replicas can make up for or b
 scripts.py     what simulated workers and clients do
 history.py     what happened, and the checker
 outcome.py     what the servers hold in the end
+wire.py        bytes back to messages, the large ones once
 simulate.py    scenarios by seed; `python -m gradtide.testing.simulate --seed N` replays one
 elastic.py     the same for stores that grow and shrink; `python -m gradtide.testing.elastic --seed N`
 chaos.py       real processes that are killed, stopped and cut off while workers push exact integers

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from gradtide.store.layouts import Layout
-from gradtide.store.messages import KeySpec, Message, Pushed, Reply, decode, encode
+from gradtide.store.messages import KeySpec, Message, Pushed, Reply, encode
 from gradtide.store.operations import Done, Send, SessionInstruction, TellCoordinator
 from gradtide.store.session import Session
 from gradtide.testing.clock import VirtualClock
@@ -16,6 +16,7 @@ from gradtide.testing.faults import COORDINATOR
 from gradtide.testing.history import History, Operated, Place
 from gradtide.testing.network import Network
 from gradtide.testing.numbers import DIGIT_BITS, Number
+from gradtide.testing.wire import decode
 
 if TYPE_CHECKING:
     from gradtide.testing.processes import CoordinatorActor, HostActor

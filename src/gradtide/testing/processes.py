@@ -7,12 +7,13 @@ import msgspec
 from gradtide.errors import StoreError
 from gradtide.store.host import Host
 from gradtide.store.membership import Membership, Record, Tell
-from gradtide.store.messages import Message, Request, ServerMessage, decode, encode
+from gradtide.store.messages import Message, Request, ServerMessage, encode
 from gradtide.store.parts import Answer
 from gradtide.store.replication import ReplicationOptions
 from gradtide.testing.actors import World
 from gradtide.testing.faults import COORDINATOR
 from gradtide.testing.numbers import ExactArithmetic, Number
+from gradtide.testing.wire import decode
 
 __all__ = ["CoordinatorActor", "HostActor", "Process"]
 

@@ -1,0 +1,72 @@
+"""A Ray actor in `bench recovery`: recovery_ray FOLDER; for each line on standard input it is killed once.
+
+The actor adds a tensor to its own and writes that to a checkpoint, which it reads when Ray starts it again. The driver
+asks for one step after the other, and again as long as the actor is gone.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from gradtide.bench.recovery_peer import ELEMENTS
+from gradtide.bench.recovery_rivals import CALM_S, HUNG_S
+from gradtide.store.tensors import bytes_of
+
+__all__ = ["Holder", "main"]
+
+
+class Holder:
+    """What the actor is."""
+
+    def __init__(self, checkpoint: str) -> None:
+        self._checkpoint = Path(checkpoint)
+        self._value = torch.zeros(ELEMENTS)
+        if self._checkpoint.exists():
+            bytes_of(self._value)[:] = self._checkpoint.read_bytes()
+
+    def step(self, gradient: Any) -> Any:
+        self._value.add_(torch.tensor(gradient))
+        fresh = self._checkpoint.with_suffix(".new")
+        fresh.write_bytes(bytes_of(self._value))
+        fresh.replace(self._checkpoint)
+        return self._value.numpy()
+
+    def process(self) -> int:
+        return os.getpid()
+
+
+def main(folder: Path) -> None:
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=str(folder))
+    actor = ray.remote(Holder).options(max_restarts=-1, num_cpus=1).remote(str(folder / "checkpoint"))
+    gradient = torch.ones(ELEMENTS).numpy()
+    ray.get(actor.step.remote(gradient))
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        until_s = time.monotonic() + CALM_S
+        while time.monotonic() < until_s:
+            ray.get(actor.step.remote(gradient))
+        victim = ray.get(actor.process.remote())
+        begun_s = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        print(_next_step_s(actor, gradient, begun_s) - begun_s, flush=True)
+    ray.shutdown()
+
+
+def _next_step_s(actor: Any, gradient: Any, begun_s: float) -> float:
+    while (left_s := begun_s + HUNG_S - time.monotonic()) > 0:
+        try:
+            ray.get(actor.step.remote(gradient), timeout=left_s)
+            return time.monotonic()
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            time.sleep(0.005)
+    return begun_s + HUNG_S
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
