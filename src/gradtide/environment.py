@@ -33,6 +33,7 @@ class Environment:
     elastic: bool = False  # GRADTIDE_ELASTIC: the job goes on when a worker dies
     members: str = ""  # GRADTIDE_MEMBERS: where to ask who works together then
     min_workers: int = 1  # GRADTIDE_MIN_WORKERS: while so many live
+    topology: str = ""  # GRADTIDE_TOPOLOGY: the file or preset that process groups on several hosts plan on
     threads: int | None = None  # OMP_NUM_THREADS
     colour: bool = True  # unless NO_COLOR is set or TERM is dumb
 
@@ -49,6 +50,7 @@ def read_environment() -> Environment:
         elastic=os.environ.get("GRADTIDE_ELASTIC") == "1",
         members=os.environ.get("GRADTIDE_MEMBERS", ""),
         min_workers=_number("GRADTIDE_MIN_WORKERS", "1"),
+        topology=os.environ.get("GRADTIDE_TOPOLOGY", ""),
         threads=int(threads) if threads.isdecimal() else None,
         colour=not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
     )

@@ -1,23 +1,47 @@
 """Makes the process group that torch asks for. torch gives it a store that this group alone uses."""
 
+from pathlib import Path
 from typing import Any
 
-from gradtide.collective.c10d.errors import as_torch_error
+from gradtide.collective.c10d.errors import BadArgument, as_torch_error
 from gradtide.collective.c10d.process_group import ProcessGroup
 from gradtide.collective.group import Group
 from gradtide.collective.joining import address_seen
+from gradtide.environment import read_environment
 from gradtide.errors import GradtideError
+from gradtide.topology.files import topology_named
+from gradtide.topology.model import NodeKind, Topology
 
 __all__ = ["create"]
 
 
 def create(settings: Any, options: Any) -> ProcessGroup:
-    """settings: what torch knows of the group. options: pg_options, of which there are none."""
+    """settings: what torch knows of the group. options: pg_options, a topology or the name of one.
+
+    Ranks of several hosts then reduce large tensors as the planner finds best on that topology.
+    """
     store, rank, size = settings.store, settings.group_rank, settings.group_size
     timeout_s = settings.timeout.total_seconds()
     name = f"process group {settings.group_id}"
     try:
+        topology = _topology(options)
         group = Group.from_store(name, store, rank, size, lambda: address_seen(store), timeout_s=timeout_s)
     except GradtideError as error:
         raise as_torch_error(error) from None
-    return ProcessGroup(group, store)
+    if topology is None or group.on_one_host or _devices(topology) != size:
+        return ProcessGroup(group, store)
+    group.topology = topology
+    return ProcessGroup(group, store, planned=True)
+
+
+def _topology(options: Any) -> Topology | None:
+    given = options if options is not None else read_environment().topology or None
+    if given is None or isinstance(given, Topology):
+        return given
+    if not isinstance(given, str | Path):
+        raise BadArgument(f"pg_options of gradtide is a topology or the name of one, not a {type(given).__name__}")
+    return topology_named(str(given))
+
+
+def _devices(topology: Topology) -> int:
+    return sum(node.kind is NodeKind.DEVICE for node in topology.nodes)

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from gradtide.collective.c10d.compiling import never_compiled
 from gradtide.collective.c10d.errors import BadArgument, as_torch_error
-from gradtide.collective.c10d.shapes import check_count, check_device, fill, flat, put_back, stacked
+from gradtide.collective.c10d.shapes import check_count, check_device, fill, flat, is_row, put_back, stacked
 from gradtide.collective.c10d.sparse import all_reduce_sparse
-from gradtide.collective.c10d.work import Finished, Work
+from gradtide.collective.c10d.work import Finished, Work, finished
 from gradtide.collective.group import Group
 from gradtide.errors import ConfigError, GradtideError, Mismatch
 
@@ -29,33 +29,52 @@ _REDUCTIONS |= {name.upper(): name for name in ("band", "bor", "bxor")}
 _BY_NUMBER = {int(getattr(_torch["ReduceOp"], theirs)): ours for theirs, ours in _REDUCTIONS.items()}
 
 
+_SUM = _torch["ReduceOp"].SUM
+_PLANNED_BYTES = 64 * 1024  # what is smaller waits for latencies, whatever the way
+
+
 def _reduction(opts: Any) -> str:
-    name = _BY_NUMBER.get(int(opts.reduceOp.op))
+    asked = opts.reduceOp
+    if asked == _SUM:
+        return "sum"
+    name = _BY_NUMBER.get(int(asked.op))
     if name is None:
-        raise BadArgument(f"gradtide has no {opts.reduceOp.op}; multiply the tensor yourself and use SUM")
+        raise BadArgument(f"gradtide has no {asked.op}; multiply the tensor yourself and use SUM")
     return name
 
 
 def _limit(opts: Any) -> float | None:
     """How long it may take; None: as long as the group says."""
-    seconds = opts.timeout.total_seconds()
+    seconds: float = opts.timeout.total_seconds()
     return seconds if seconds > 0 else None
 
 
 @never_compiled
 class ProcessGroup(_Base):  # type: ignore[misc]
-    """One rank's process group. `group` is what does the work."""
+    """One rank's process group. `group` is what does the work.
 
-    def __init__(self, group: Group, store: Any) -> None:
+    planned: large tensors are reduced as the planner finds best on the group's topology.
+    """
+
+    def __init__(self, group: Group, store: Any, *, planned: bool = False) -> None:
         super().__init__(group.rank, group.size)
-        self.group, self._store = group, store
+        self.group, self._store, self._planned = group, store, planned
         self._name, self._description, self._sequence = "", "", 0
 
     # --- Collectives ---
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Finished:
         opts = opts or _torch["AllreduceOptions"]()
-        return self._run("all_reduce", opts, tensors, self._all_reduce, tensors, _reduction(opts))
+        op = _reduction(opts)
+        if opts.asyncOp or self._planned or len(tensors) > 1 or not is_row(tensors[0]):
+            return self._run("all_reduce", opts, tensors, self._all_reduce, tensors, op)
+        # The shortest way: what Python does around a small all-reduce takes longer than the all-reduce.
+        self._sequence += 1
+        try:
+            self.group.all_reduce(tensors[0], op, timeout_s=_limit(opts))
+        except GradtideError as error:
+            raise as_torch_error(error) from None
+        return finished(tensors)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Finished:
         return self.allreduce(tensors, opts)
@@ -67,7 +86,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
                 all_reduce_sparse(self.group, tensor, op, limit_s)
             else:
                 row = flat(tensor)
-                self.group.all_reduce(row, op, timeout_s=limit_s)
+                strategy = "auto" if self._planned and row.nbytes >= _PLANNED_BYTES else None
+                self.group.all_reduce(row, op, strategy=strategy, timeout_s=limit_s)
                 put_back(row, tensor)
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> Finished:
@@ -324,7 +344,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
                 work(limit_s, *arguments)
             except GradtideError as error:
                 raise as_torch_error(error) from None
-            return Finished(list(result))
+            return finished(result)
         if self.group.in_background():  # by a callback of an operation that has just ended: it may wait for this one
             return _at_once(lambda: work(limit_s, *arguments), list(result))
         return Work(self.group.submit(what, lambda: work(limit_s, *arguments)), list(result))
@@ -345,5 +365,5 @@ def _at_once(work: Callable[[], None], result: list[Any]) -> Finished:
     try:
         work()
     except GradtideError as error:
-        return Finished(result, as_torch_error(error))
-    return Finished(result)
+        return finished(result, as_torch_error(error))
+    return finished(result)

@@ -11,7 +11,7 @@ import torch
 from gradtide.collective.prepare import give_back, plain
 from gradtide.errors import ConfigError
 
-__all__ = ["check_count", "check_device", "fill", "flat", "put_back", "stacked"]
+__all__ = ["check_count", "check_device", "fill", "flat", "is_row", "put_back", "stacked"]
 
 Tensor = torch.Tensor
 
@@ -24,8 +24,15 @@ def check_device(tensor: Tensor) -> None:
         )
 
 
+def is_row(tensor: Tensor) -> bool:
+    """Whether it is as a Group takes it: of one dimension, contiguous and on the CPU."""
+    return tensor.is_cpu and tensor.dim() == 1 and not tensor.is_sparse and tensor.is_contiguous()
+
+
 def flat(tensor: Tensor) -> Tensor:
     """Its elements in one row: the tensor's own memory if it is contiguous, else a copy."""
+    if is_row(tensor) and tensor.numel() != 1:
+        return tensor
     check_device(tensor)
     if tensor.is_contiguous() and tensor.numel() != 1:
         return tensor.detach().view(-1)
@@ -34,7 +41,8 @@ def flat(tensor: Tensor) -> Tensor:
 
 def put_back(row: Tensor, tensor: Tensor) -> None:
     """What is in the row that flat() gave becomes the tensor's content, if that lies elsewhere."""
-    give_back(row.view(tensor.shape), tensor)
+    if row is not tensor:
+        give_back(row.view(tensor.shape), tensor)
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:

@@ -5,6 +5,7 @@ there, so an error is raised by a callback in between. All that torch keeps of i
 for during a backward pass, by DDP or one of its hooks, the error itself is raised at the end of that pass.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 from threading import Lock
 from typing import Any
@@ -18,9 +19,9 @@ from gradtide.collective.c10d.errors import PeerTimeout, as_torch_error
 from gradtide.collective.messages import Receipt
 from gradtide.handle import Handle
 
-__all__ = ["Finished", "Work"]
+__all__ = ["Finished", "Work", "finished"]
 
-_Tensors = list[Any]
+_Tensors = Sequence[Any]
 _NO_LIMIT = timedelta(0)
 _Base: Any = vars(dist)["Work"]
 
@@ -29,9 +30,8 @@ _Base: Any = vars(dist)["Work"]
 class Finished(_Base):  # type: ignore[misc]
     """An operation that is over. It went wrong if there is an error."""
 
-    def __init__(self, result: _Tensors, error: BaseException | None = None) -> None:
-        super().__init__()
-        self._result, self._error = result, error
+    _result: _Tensors
+    _error: BaseException | None = None
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         if self._error is not None:
@@ -70,13 +70,19 @@ class Finished(_Base):  # type: ignore[misc]
     _source_rank = source_rank
 
 
+def finished(result: _Tensors, error: BaseException | None = None) -> Finished:
+    work = Finished()  # without an __init__ in Python, which would take 1 us
+    work._result, work._error = result, error
+    return work
+
+
 @never_compiled
 class Work(Finished):
     """An operation under way."""
 
     def __init__(self, handle: Handle[Any], result: _Tensors) -> None:
-        super().__init__(result)
-        self._handle = handle
+        super().__init__()
+        self._result, self._handle = result, handle
         self._lock = Lock()
         self._begin: Future[Any] | None = None  # completed by us; callbacks of torch's hang on what follows from it
         self._future: Future[Any] | None = None

@@ -1,0 +1,51 @@
+"""One rank of a program on several hosts: run by test_c10d_hosts.py in a network namespace; prints what it found."""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from gradtide.errors import Mismatch
+from gradtide.registration import register
+
+
+def main(topology: str) -> None:
+    torch.set_num_threads(1)
+    register()
+    dist.init_process_group("gradtide", pg_options=topology or None)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count in (3, 100_000):
+        dist.all_reduce(tensor := torch.full((count,), float(rank)))
+        assert tensor.eq(6).all()
+    dist.all_gather(parts := [torch.empty(2) for _ in range(size)], torch.full((2,), float(rank)))
+    assert [part[0].item() for part in parts] == [0, 1, 2, 3]
+    dist.all_to_all_single(whole := torch.empty(size), torch.full((size,), float(rank)))
+    assert whole.tolist() == [0, 1, 2, 3]
+    across = dist.new_group([0, 3])
+    if rank in (0, 3):
+        dist.broadcast(tensor := torch.full((5,), float(rank)), 3, group=across)
+        assert tensor.eq(3).all()
+    work = dist.irecv(got := torch.empty(50_000), (rank - 1) % size, tag=2)
+    dist.send(torch.full((50_000,), float(rank)), (rank + 1) % size, tag=2)
+    work.wait()
+    assert got.eq((rank - 1) % size).all()
+    torch.manual_seed(rank)
+    model = torch.nn.Linear(200, 200)
+    ddp = DistributedDataParallel(model)
+    ddp(torch.full((2, 200), float(rank))).sum().backward()
+    assert model.weight.grad.eq(3).all(), model.weight.grad  # the mean of 2 * rank
+    try:
+        dist.all_reduce(torch.ones(3 if rank < 2 else 4))
+    except Mismatch as error:
+        print("mismatch:", error)
+    dist.barrier()
+    print(f"on one host: {dist.group.WORLD.group.on_one_host}; planned on {dist.group.WORLD.group.topology.name}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    sys.stdout.flush()
+    os._exit(0)
