@@ -20,6 +20,7 @@ CONTENDERS = {
     "never synchronised, freed memory kept": "independent-kept",
     "DDP over Gloo": "ddp",
     "DDP over Gloo, bucket views": "ddp-views",
+    "DDP over gradtide, bucket views": "ddp-gradtide",
     "gradtide, shared parameters": "shared",
     "gradtide, all-reduce": "reduce",
     "gradtide, 2 servers, bsp": "servers",

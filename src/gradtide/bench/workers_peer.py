@@ -12,6 +12,7 @@ import gradtide
 from gradtide.bench.peers import repeating, serve
 from gradtide.collective import Group
 from gradtide.heap import keep_freed_memory
+from gradtide.registration import register
 from gradtide.sync import Job, Servers
 from gradtide.train.models import build_model
 
@@ -43,10 +44,11 @@ def independent_kept(work: Work) -> Contender:
     return independent(work)
 
 
-def ddp(work: Work, views: bool = False) -> Contender:
+def ddp(work: Work, views: bool = False, backend: str = "gloo") -> Contender:
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", f"file://{work.meeting}", rank=work.rank, world_size=work.workers)
+    register()
+    dist.init_process_group(backend, f"file://{work.meeting}", rank=work.rank, world_size=work.workers)
     model = nn.parallel.DistributedDataParallel(work.model, gradient_as_bucket_view=views)
     return _plain(model, work), dist.barrier
 
@@ -97,6 +99,7 @@ KINDS: dict[str, Callable[[Work], Contender]] = {
     "independent-kept": independent_kept,
     "ddp": ddp,
     "ddp-views": lambda work: ddp(work, views=True),
+    "ddp-gradtide": lambda work: ddp(work, views=True, backend="gradtide"),
     "shared": shared,
     "reduce": reduce,
     "servers": servers,
