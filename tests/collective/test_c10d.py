@@ -1,6 +1,8 @@
 """torch.distributed's operations over gradtide."""
 
 import itertools
+import threading
+import time
 
 import pytest
 import torch
@@ -218,6 +220,48 @@ def callbacks(rank, size, path):
 
 def test_a_callback_may_wait_for_what_it_asks_for(ranks, tmp_path):
     ranks.run(callbacks, 2, str(tmp_path / "store"))
+
+
+def later_ones(rank, size, path):
+    """A callback waits for what was asked for before it ran, but comes after it in the queue."""
+    with process_group(rank, size, path):
+        works = []
+
+        def wait_for_the_last(future):
+            go.wait()
+            works[-1].wait()
+            return works[-1].result()[0].item()
+
+        go = threading.Event()
+        first = dist.all_reduce(torch.ones(200_000), async_op=True)
+        answer = first.get_future().then(wait_for_the_last)
+        works += [dist.all_reduce(torch.tensor([float(n)]), async_op=True) for n in range(3)]
+        go.set()
+        assert answer.wait() == 4
+        # Leaving with a receive that nothing comes for, at once and in order.
+        dist.irecv(torch.empty(3), 1 - rank)
+
+
+def test_a_callback_may_wait_for_what_comes_after_it(ranks, tmp_path):
+    begin = time.monotonic()
+    ranks.run(later_ones, 2, str(tmp_path / "store"))
+    assert time.monotonic() - begin < 30
+
+
+def aborted(rank, size, path):
+    with process_group(rank, size, path):
+        dist.barrier()
+        if rank == 0:
+            work = dist.all_reduce(torch.ones(3), async_op=True)  # the other never comes
+            dist.group.WORLD.abort()
+            with pytest.raises(dist.DistBackendError, match="the group was closed during all_reduce"):
+                work.wait()
+            dist.distributed_c10d._get_default_store().set("aborted", "yes")
+        dist.distributed_c10d._get_default_store().wait(["aborted"])
+
+
+def test_an_aborted_group_ends_what_is_under_way(ranks, tmp_path):
+    ranks.run(aborted, 2, str(tmp_path / "store"))
 
 
 def messages(rank, size, path):

@@ -96,7 +96,13 @@ class Board:
             self.words[word] = value
         self._arrivals = [self.base + self.layout.arrival(other) for other in range(size)]
         self._step, self._before_sleep = KERNELS.STEP.entry, KERNELS.BEFORE_SLEEP.entry
+        self._closed = False
         self._raise, self._spin = KERNELS.RAISE.entry, KERNELS.SPIN.entry
+
+    def close(self) -> None:
+        """Leaves. A thread of this rank that waits here is told so when it wakes."""
+        self._closed = True
+        self.peers.close()
 
     # --- Meetings ---
 
@@ -179,6 +185,8 @@ class Board:
         behind = [r for r, address in enumerate(counters) if address and self._spin(address, value, 1, 0) != DONE]
         if not behind:
             return
+        if self._closed:
+            raise CommunicationError(f"the group was closed during {what}; wait for what you ask for")
         # Looked at in this order: who arrived before it died still counts as there.
         gone = set(self.peers.gone())
         lost = [rank for rank in behind if rank in gone and self._spin(counters[rank], value, 1, 0) != DONE]

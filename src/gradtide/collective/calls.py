@@ -36,10 +36,14 @@ class Calls:
         self._close_backend = weakref.finalize(self, backend.close)
         _alive.add(self)
 
-    def close(self) -> None:
+    def finish(self) -> None:
+        """Lets what was asked for end."""
         self.lane.close(self.timeout_s)
+
+    def close(self) -> None:
         self._break(self._broken or "it was closed")
         self._close_backend()
+        self.lane.close(self.timeout_s)
 
     def remember(self, key: Hashable, plan: AllReduce) -> None:
         if len(self.plans) >= _REMEMBERED:

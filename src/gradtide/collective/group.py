@@ -29,6 +29,7 @@ from gradtide.topology.model import Topology
 __all__ = ["Group"]
 
 T = TypeVar("T")
+_SENDING_S = 5.0  # how long a group that is closed waits for messages to be taken
 Tensor = torch.Tensor
 
 
@@ -280,6 +281,10 @@ class Group:
         """Whether the caller is run by this group: by submit, or by an operation's end (handle.when_done)."""
         return self._calls.lane.inside()
 
+    def help(self, handle: Handle[Any]) -> None:
+        """Who is in the background and about to wait for something asked for later calls this first."""
+        self._calls.lane.help(handle)
+
     # --- Messages ---
 
     def send(
@@ -354,9 +359,15 @@ class Group:
     # --- Ending ---
 
     def close(self) -> None:
-        """Leaves the group. What was asked for before ends first."""
-        self.messages.close(self.timeout_s)
+        """Leaves the group. What was asked for before ends first, but receives that nothing has come for do not."""
+        self._calls.finish()
+        self.messages.close(min(_SENDING_S, self.timeout_s))
         self._calls.close()
+
+    def abort(self) -> None:
+        """Leaves the group at once: whatever is under way fails, here and on the other ranks."""
+        self._calls.close()
+        self.messages.close(0)
 
     def __enter__(self) -> "Group":
         return self

@@ -4,7 +4,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gradtide.handle import Handle
 
@@ -74,6 +74,15 @@ class Lane:
                 self._thread.start()
                 weakref.finalize(self, self._jobs.put, None)
         return handle
+
+    def help(self, handle: Handle[Any]) -> None:
+        """Lets what waits run here until the handle is done, if the caller is run by this lane: nobody else would."""
+        while self.inside() and not handle.done():
+            job = self._jobs.get()
+            if job is None:  # it is being closed
+                return self._jobs.put(None)
+            job()
+        return None
 
     def _one_less(self) -> None:
         with self._count:

@@ -5,8 +5,8 @@ arrives goes to the first receive that was asked for with its tag; what nobody h
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 
 import torch
@@ -74,19 +74,27 @@ class Messages:
         self._kept: list[_Kept] = []
 
     def close(self, timeout_s: float) -> None:
-        for lane in self._lanes.values():
-            lane.close(timeout_s)
+        """Gives messages that are being sent so long; what is still awaited is given up."""
+        for (direction, _), lane in self._lanes.items():
+            lane.close(timeout_s if direction == "send" else 0)
 
     def send(self, tensor: Tensor, to: int, tag: int, timeout_s: float | None, *, now: bool) -> Handle[None]:
         """`now`: the caller waits for it anyway. What the channel has room for is sent at once in any case."""
         data = plain(tensor).view(-1).view(torch.uint8)
         call = self._call(tensor, timeout_s)
         lane = self._lane("send", to)
-        work = lambda: self._calls.guarded(lambda: self._backend.send(call, data, to, tag))  # noqa: E731
+
+        def work() -> None:
+            self._calls.guarded(lambda: self._backend.send(call, data, to, tag))
+
         what = f"send of {call.signature.text}"
-        if now or self._backend.has_room(len(data), to):
+        if (now or lane.inside() or self._backend.has_room(len(data), to)) and lane.enter():
             handle: Handle[None] = Handle(what)
-            handle.finish(lane.run(what, work))
+            try:
+                work()
+                handle.finish(None)
+            finally:
+                lane.leave()
             return handle
         return lane.submit(what, work)
 
@@ -98,11 +106,13 @@ class Messages:
         if self._ask(receipt):
             return receipt
         lane = self._lane("recv", _ANY if source is None else source)
-        work = lambda: self._fetch(receipt)  # noqa: E731
-        if now or (source is not None and self._backend.is_announced(source)):
-            lane.run(receipt.what, work)
-        else:
-            lane.submit(receipt.what, work)
+        if (now or lane.inside() or source is not None) and lane.enter():
+            try:
+                self._fetch(receipt, at_hand=not now and not lane.inside())
+            finally:
+                lane.leave()
+        if not receipt.done():  # who waits does so for the receipt: what this lane waits for may come later
+            lane.submit(receipt.what, partial(self._fetch, receipt))
         return receipt
 
     # --- How ---
@@ -126,11 +136,17 @@ class Messages:
         receipt.accept(kept.note, kept.source, self._backend.rank)
         return True
 
-    def _fetch(self, receipt: Receipt) -> None:
-        """Takes what arrives, whosever it is, until this one has arrived."""
+    def _fetch(self, receipt: Receipt, *, at_hand: bool = False) -> None:
+        """Takes what arrives, whosever it is, until this one has arrived; or only what has begun to arrive."""
         source = receipt.source
-        fetch: Callable[[], None]
-        fetch = lambda: self._from_anybody(receipt) if source is None else self._from(source, receipt)  # noqa: E731
+
+        def fetch() -> None:
+            if source is None:
+                return self._from_anybody(receipt)
+            while not receipt.done() and (not at_hand or self._backend.is_announced(source)):
+                self._take_next(receipt.call, source)
+            return None
+
         try:
             self._calls.guarded(fetch)
         except BaseException as error:
@@ -140,19 +156,15 @@ class Messages:
             if not receipt.done():
                 receipt.fail(error)
 
-    def _from(self, source: int, receipt: Receipt) -> None:
-        while not receipt.done():
-            self._take_next(receipt.call, source)
-
     def _from_anybody(self, receipt: Receipt) -> None:
         others = [rank for rank in range(self._backend.size) if rank != self._backend.rank]
         deadline, pause_s = time.monotonic() + receipt.call.timeout_s, _PAUSES_S[0]
         while not receipt.done():
-            gone = self._backend.gone()  # looked at first: who sent before it died still counts
+            gone = self._backend.gone()  # looked at first: who sent before it left still counts
             if self._take_from_some(receipt, others):
                 pause_s = _PAUSES_S[0]
-            elif gone and not receipt.done():
-                raise PeerLost(f"rank {gone[0]} died or left during {receipt.what}; see its own output for why")
+            elif len(gone) == len(others) and not receipt.done():
+                raise PeerLost(f"every other rank died or left during {receipt.what}; see their own output for why")
             elif time.monotonic() > deadline:
                 limit = receipt.call.timeout_s
                 raise PeerTimeout(f"nobody sent within {limit:g} s what {receipt.what} waits for; is a rank stuck?")

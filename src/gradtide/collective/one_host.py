@@ -55,7 +55,7 @@ class OneHost:
         self.all_reduce_now = KERNELS.ALL_REDUCE.entry  # (address of a plan, address of a tensor): a code
 
     def close(self) -> None:
-        self.board.peers.close()
+        self.board.close()
 
     def barrier(self, call: Call) -> None:
         self.board.step(call.signature, call.timeout_s)

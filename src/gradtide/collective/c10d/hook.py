@@ -19,5 +19,5 @@ def ddp_hook(state: Group, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # 
             "ddp_hook needs a gradtide group of the same ranks: model.register_comm_hook(Group.beside(), ddp_hook)"
         )
     buffer = bucket.buffer()
-    work = Work(state.all_reduce(buffer, "mean", async_op=True), [buffer])
+    work = Work(state, state.all_reduce(buffer, "mean", async_op=True), [buffer])
     return work.get_future().then(lambda future: future.value()[0])

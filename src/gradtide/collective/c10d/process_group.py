@@ -265,7 +265,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def send(self, tensors: Sequence[Tensor], to: int, tag: int = 0) -> Finished:
         try:
-            return Work(self.group.messages.send(flat(tensors[0]), to, tag, None, now=False), list(tensors))
+            return Work(self.group, self.group.messages.send(flat(tensors[0]), to, tag, None, now=False), list(tensors))
         except GradtideError as error:
             raise as_torch_error(error) from None
 
@@ -276,7 +276,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         except GradtideError as error:
             raise as_torch_error(error) from None
         receipt.when_done(lambda _: put_back(row, tensors[0]))
-        return Work(receipt, list(tensors))
+        return Work(self.group, receipt, list(tensors))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Finished:
         return self.recv(tensors, None, tag)
@@ -332,7 +332,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self.group.close()
 
     def abort(self) -> None:
-        self.group.close()
+        """Leaves at once; what is under way fails."""
+        self.group.abort()
 
     # --- How ---
 
@@ -347,7 +348,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             return finished(result)
         if self.group.in_background():  # by a callback of an operation that has just ended: it may wait for this one
             return _at_once(lambda: work(limit_s, *arguments), list(result))
-        return Work(self.group.submit(what, lambda: work(limit_s, *arguments)), list(result))
+        return Work(self.group, self.group.submit(what, lambda: work(limit_s, *arguments)), list(result))
 
     def _check_many(self, tensors: Sequence[Tensor]) -> None:
         if len(tensors) != self.group.size:

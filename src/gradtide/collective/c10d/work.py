@@ -16,6 +16,7 @@ from torch.futures import Future
 
 from gradtide.collective.c10d.compiling import never_compiled
 from gradtide.collective.c10d.errors import PeerTimeout, as_torch_error
+from gradtide.collective.group import Group
 from gradtide.collective.messages import Receipt
 from gradtide.handle import Handle
 
@@ -80,9 +81,9 @@ def finished(result: _Tensors, error: BaseException | None = None) -> Finished:
 class Work(Finished):
     """An operation under way."""
 
-    def __init__(self, handle: Handle[Any], result: _Tensors) -> None:
+    def __init__(self, group: Group, handle: Handle[Any], result: _Tensors) -> None:
         super().__init__()
-        self._result, self._handle = result, handle
+        self._group, self._handle, self._result = group, handle, result
         self._lock = Lock()
         self._begin: Future[Any] | None = None  # completed by us; callbacks of torch's hang on what follows from it
         self._future: Future[Any] | None = None
@@ -98,6 +99,7 @@ class Work(Finished):
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         limit_s = timeout.total_seconds()
+        self._group.help(self._handle)
         if not self._handle.ended(limit_s if limit_s > 0 else None):
             raise PeerTimeout(f"{self._handle.what} is not done after {limit_s:g} s; wait longer, or see who is late")
         if (error := self._handle.error()) is not None:
