@@ -32,3 +32,17 @@ def test_waiting_too_short_says_what_is_not_done():
         handle.wait(0.01)
     with pytest.raises(CommunicationError, match="wait"):
         handle.result()
+
+
+def test_who_asked_is_told_of_the_end_once_and_at_once_if_it_is_over():
+    handle, told = Handle("a push"), []
+    handle.when_done(told.append)
+    handle.finish(7)
+    handle.when_done(told.append)
+    assert told == [None, None]
+    failed = Handle("a push")
+    failed.when_done(told.append)
+    failed.fail(error := ValueError("no"))
+    assert told[2:] == [error]
+    assert failed.ended(0)
+    assert failed.error() is error

@@ -23,7 +23,12 @@ def process_group(rank: int, size: int, path: str, backend: str = "gradtide", ti
 
 
 def start(rank: int, size: int, path: str, backend: str = "gradtide", timeout_s: float = 60) -> int:
-    store = dist.FileStore(path, size)
+    """A TCP store on a port that is free, as launchers use; `path` is a file through which the ranks learn the port."""
+    meeting = dist.FileStore(path, size)
+    port = 0 if rank == 0 else int(meeting.get("port"))
+    store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0, wait_for_workers=False)
+    if rank == 0:
+        meeting.set("port", str(store.port))
     limit = timedelta(seconds=timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     return os.getpid()

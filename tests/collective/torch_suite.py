@@ -5,8 +5,8 @@ Prints one JSON object a test: its name, whether it passed, was skipped or faile
 Many of these tests compare the name of the backend with "gloo": when the module is imported, which is done as if for
 Gloo, and while they run, when the name that they compare is one that equals "gloo" too. So every gate that is open for
 Gloo is open for gradtide. Tests of sub-groups want eight processes, or MPI, which they look up in the environment while
-they run: it says MPI, for Gloo too. Processes are forked instead of spawned: an import of torch a process and test would take two
-seconds each.
+they run: it says MPI, for Gloo too. Processes are forked instead of spawned: an import of torch a process and test would
+take two seconds each.
 """
 
 import json

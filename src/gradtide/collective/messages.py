@@ -75,7 +75,7 @@ class Messages:
 
     def close(self, timeout_s: float) -> None:
         """Gives messages that are being sent so long; what is still awaited is given up."""
-        for (direction, _), lane in self._lanes.items():
+        for (direction, _), lane in list(self._lanes.items()):
             lane.close(timeout_s if direction == "send" else 0)
 
     def send(self, tensor: Tensor, to: int, tag: int, timeout_s: float | None, *, now: bool) -> Handle[None]:
@@ -88,14 +88,15 @@ class Messages:
             self._calls.guarded(lambda: self._backend.send(call, data, to, tag))
 
         what = f"send of {call.signature.text}"
-        if (now or lane.inside() or self._backend.has_room(len(data), to)) and lane.enter():
-            handle: Handle[None] = Handle(what)
+        if lane.enter():
             try:
-                work()
-                handle.finish(None)
+                if now or lane.inside() or self._backend.has_room(len(data), to):
+                    work()
+                    handle: Handle[None] = Handle(what)
+                    handle.finish(None)
+                    return handle
             finally:
                 lane.leave()
-            return handle
         return lane.submit(what, work)
 
     def receive(self, tensor: Tensor, source: int | None, tag: int, timeout_s: float | None, *, now: bool) -> Receipt:
