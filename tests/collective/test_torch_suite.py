@@ -13,8 +13,8 @@ HERE = Path(__file__).parent
 LISTS = tomllib.loads((HERE / "torch_suite.toml").read_text())
 
 
-def start(backend, world_size, names):
-    command = [sys.executable, str(HERE / "torch_suite.py"), backend, str(world_size), *names]
+def start(backend, world_size, names, like="gloo"):
+    command = [sys.executable, str(HERE / "torch_suite.py"), backend, like, str(world_size), *names]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
@@ -45,8 +45,13 @@ def test_what_gloo_passes_gradtide_passes():
     assert_passed(finish(start("gradtide", 4, names), 300), names)
 
 
+@pytest.mark.slow
+def test_what_is_for_mpi_alone_gradtide_passes_too():
+    assert_passed(finish(start("gradtide", 3, LISTS["like_mpi"], like="mpi"), 300), LISTS["like_mpi"])
+
+
 def test_the_lists_name_every_test_once():
-    listed = [*LISTS["world_size_3"], *LISTS["world_size_4"]]
+    listed = [*LISTS["world_size_3"], *LISTS["world_size_4"], *LISTS["like_mpi"]]
     listed += [name for reason in LISTS["left_out"] for name in reason["tests"]]
     assert len(listed) == len(set(listed))
     assert {name for gate in LISTS["gates"] for name in gate["tests"]} <= set(listed)

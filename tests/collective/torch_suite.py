@@ -1,12 +1,12 @@
-"""PyTorch's own tests of torch.distributed, run over a backend: torch_suite.py BACKEND WORLD_SIZE [TEST ...]
+"""PyTorch's own tests of torch.distributed, run over a backend: torch_suite.py BACKEND LIKE WORLD_SIZE [TEST ...]
 
 Prints one JSON object a test: its name, whether it passed, was skipped or failed, the seconds it took, and why.
 
 Many of these tests compare the name of the backend with "gloo": when the module is imported, which is done as if for
-Gloo, and while they run, when the name that they compare is one that equals "gloo" too. So every gate that is open for
-Gloo is open for gradtide. Tests of sub-groups want eight processes, or MPI, which they look up in the environment while
-they run: it says MPI, for Gloo too. Processes are forked instead of spawned: an import of torch a process and test would
-take two seconds each.
+LIKE, and while they run, when the name that they compare is one that equals "gloo" too. So every gate that is open for
+Gloo is open for gradtide. (LIKE mpi opens those of all_to_all on the CPU, which Gloo is not tested for.) Tests of
+sub-groups want eight processes, or MPI, which they look up in the environment as they run: it says MPI, for Gloo too.
+Processes are forked instead of spawned: an import of torch for each would take two seconds.
 """
 
 import json
@@ -18,8 +18,8 @@ import unittest
 from typing import TextIO
 
 
-def main(backend: str, world_size: str, names: list[str], results: TextIO) -> None:
-    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": world_size, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
+def main(backend: str, like: str, world_size: str, names: list[str], results: TextIO) -> None:
+    os.environ |= {"BACKEND": like, "WORLD_SIZE": world_size, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
     with tempfile.TemporaryDirectory(prefix="gradtide-suite-") as folder:
         os.environ["TEMP_DIR"] = folder
         for name in ("barrier", "test_dir", "init_dir"):
@@ -77,4 +77,4 @@ if __name__ == "__main__":
     # What the tests print, in their own processes too, goes to standard error.
     with os.fdopen(os.dup(1), "w") as told:
         os.dup2(2, 1)
-        main(sys.argv[1], sys.argv[2], sys.argv[3:], told)
+        main(*sys.argv[1:4], sys.argv[4:], told)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from gradtide.collective.c10d.compiling import never_compiled
 from gradtide.collective.c10d.errors import BadArgument, as_torch_error
-from gradtide.collective.c10d.shapes import check_count, check_device, fill, flat, is_row, put_back, stacked
+from gradtide.collective.c10d.shapes import check_count, fill, flat, put_back, stacked
 from gradtide.collective.c10d.sparse import all_reduce_sparse
 from gradtide.collective.c10d.work import Finished, Work, finished
 from gradtide.collective.group import Group
@@ -65,24 +65,14 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Finished:
         opts = opts or _torch["AllreduceOptions"]()
-        op = _reduction(opts)
-        if opts.asyncOp or self._planned or len(tensors) > 1 or not is_row(tensors[0]):
-            return self._run("all_reduce", opts, tensors, self._all_reduce, tensors, op)
-        # The shortest way: what Python does around a small all-reduce takes longer than the all-reduce.
-        self._sequence += 1
-        try:
-            self.group.all_reduce(tensors[0], op, timeout_s=_limit(opts))
-        except GradtideError as error:
-            raise as_torch_error(error) from None
-        return finished(tensors)
+        return self._run("all_reduce", opts, tensors, self._all_reduce, tensors, _reduction(opts))
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Finished:
         return self.allreduce(tensors, opts)
 
     def _all_reduce(self, limit_s: float | None, tensors: Sequence[Tensor], op: str) -> None:
         for tensor in tensors:
-            check_device(tensor)
-            if tensor.layout != torch.strided:
+            if tensor.layout is not torch.strided:
                 all_reduce_sparse(self.group, tensor, op, limit_s)
             else:
                 row = flat(tensor)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from gradtide.collective.prepare import give_back, plain
+from gradtide.collective.prepare import plain
 from gradtide.errors import ConfigError
 
-__all__ = ["check_count", "check_device", "fill", "flat", "is_row", "put_back", "stacked"]
+__all__ = ["check_count", "check_device", "fill", "flat", "put_back", "stacked"]
 
 Tensor = torch.Tensor
 
@@ -24,25 +24,18 @@ def check_device(tensor: Tensor) -> None:
         )
 
 
-def is_row(tensor: Tensor) -> bool:
-    """Whether it is as a Group takes it: of one dimension, contiguous and on the CPU."""
-    return tensor.is_cpu and tensor.dim() == 1 and not tensor.is_sparse and tensor.is_contiguous()
-
-
 def flat(tensor: Tensor) -> Tensor:
     """Its elements in one row: the tensor's own memory if it is contiguous, else a copy."""
-    if is_row(tensor) and tensor.numel() != 1:
-        return tensor
+    if tensor.is_cpu and tensor.is_contiguous() and tensor.numel() != 1:
+        return tensor if tensor.dim() == 1 else tensor.detach().view(-1)
     check_device(tensor)
-    if tensor.is_contiguous() and tensor.numel() != 1:
-        return tensor.detach().view(-1)
     return plain(tensor).view(-1)
 
 
 def put_back(row: Tensor, tensor: Tensor) -> None:
     """What is in the row that flat() gave becomes the tensor's content, if that lies elsewhere."""
-    if row is not tensor:
-        give_back(row.view(tensor.shape), tensor)
+    if row.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(row.view(tensor.shape))
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:

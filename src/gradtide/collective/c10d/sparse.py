@@ -2,6 +2,7 @@
 
 import torch
 
+from gradtide.collective.c10d.shapes import check_device
 from gradtide.collective.group import Group
 from gradtide.errors import ConfigError
 
@@ -12,6 +13,7 @@ def all_reduce_sparse(group: Group, tensor: torch.Tensor, op: str, timeout_s: fl
     """Entries are added in rank order. The ranks may have different numbers of entries."""
     if op not in ("sum", "mean") or tensor.layout != torch.sparse_coo:
         raise ConfigError(f"a tensor of layout {tensor.layout} can be reduced by sum and mean of COO only, not by {op}")
+    check_device(tensor)
     mine = tensor.detach().coalesce()
     counts = group.all_gather(torch.tensor([mine._nnz()]), timeout_s=timeout_s)[:, 0].tolist()
     indices = _gather(group, mine.indices().t().contiguous(), counts, timeout_s)
