@@ -28,7 +28,7 @@ def test_a_process_that_takes_memory_and_descriptors_is_seen_to_grow():
             process.stdout.readline()
         (growth,) = watch.growths(360.0)
         assert growth.grown_bytes >= 3 * 20 * MB
-        assert growth.end_descriptors - growth.third_descriptors == 2
+        assert growth.end_descriptors > growth.third_descriptors
         assert not growth.is_steady
         assert [pid for pid, _ in still_there(watch.known)] == [process.pid]
         process.stdin.close()

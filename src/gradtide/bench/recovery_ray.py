@@ -11,42 +11,43 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy
 import ray
-import torch
 
 from gradtide.bench.recovery_peer import ELEMENTS
 from gradtide.bench.recovery_rivals import CALM_S, HUNG_S
-from gradtide.store.tensors import bytes_of
 
 __all__ = ["Holder", "main"]
 
 
 class Holder:
-    """What the actor is."""
+    """What the actor is; with numpy alone, so that Ray need not load torch to start it again."""
 
-    def __init__(self, checkpoint: str) -> None:
+    def __init__(self, checkpoint: str, elements: int) -> None:
         self._checkpoint = Path(checkpoint)
-        self._value = torch.zeros(ELEMENTS)
+        self._value = numpy.zeros(elements, dtype=numpy.float32)
         if self._checkpoint.exists():
-            bytes_of(self._value)[:] = self._checkpoint.read_bytes()
+            self._value[:] = numpy.frombuffer(self._checkpoint.read_bytes(), dtype=numpy.float32)
 
     def step(self, gradient: Any) -> Any:
-        self._value.add_(torch.tensor(gradient))
+        self._value += gradient
         fresh = self._checkpoint.with_suffix(".new")
-        fresh.write_bytes(bytes_of(self._value))
+        fresh.write_bytes(self._value.data)
         fresh.replace(self._checkpoint)
-        return self._value.numpy()
+        return self._value
 
     def process(self) -> int:
         return os.getpid()
 
 
 def main(folder: Path) -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # Ray writes what it has to say about the dead to standard output
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=str(folder))
-    actor = ray.remote(Holder).options(max_restarts=-1, num_cpus=1).remote(str(folder / "checkpoint"))
-    gradient = torch.ones(ELEMENTS).numpy()
+    actor = ray.remote(Holder).options(max_restarts=-1, num_cpus=1).remote(str(folder / "checkpoint"), ELEMENTS)
+    gradient = numpy.ones(ELEMENTS, dtype=numpy.float32)
     ray.get(actor.step.remote(gradient))
-    print("ready", flush=True)
+    print("ready", file=answers)
     for _ in sys.stdin:
         until_s = time.monotonic() + CALM_S
         while time.monotonic() < until_s:
@@ -54,7 +55,7 @@ def main(folder: Path) -> None:
         victim = ray.get(actor.process.remote())
         begun_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        print(_next_step_s(actor, gradient, begun_s) - begun_s, flush=True)
+        print(_next_step_s(actor, gradient, begun_s) - begun_s, file=answers)
     ray.shutdown()
 
 

@@ -1,7 +1,8 @@
 """torchft in `bench recovery`: recovery_torchft STEPS_FILE lighthouse|REPLICA [LIGHTHOUSE_ADDRESS].
 
 Each replica adds up one tensor a step with whoever is there, and writes a line when the step is committed. One that
-comes back gets the value from the other. All waits and intervals are torchft's own.
+comes back gets the value from the other. The lighthouse is as patient with who is silent as our lease is; all other
+waits are torchft's own.
 """
 
 import os
@@ -22,7 +23,7 @@ _HOST = "127.0.0.1"
 
 
 def lighthouse() -> None:
-    server = LighthouseServer(bind=f"{_HOST}:0", min_replicas=1)
+    server = LighthouseServer(bind=f"{_HOST}:0", min_replicas=1, heartbeat_timeout_ms=2000)
     print(server.address(), flush=True)
     while True:
         time.sleep(3600.0)

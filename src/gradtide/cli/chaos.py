@@ -80,7 +80,7 @@ def _soak(minutes: float) -> None:
     with Console(stderr=True).status("starting") as status:
         found = run_soak(minutes, tell=status.update)
     typer.echo(f"{found.minutes:g} minutes, {found.kills} kills, {found.steps} steps, {found.orphans} processes left")
-    shown = Table("process", "MB at a third", "MB at the end", "grown by MB", "descriptors: middle third", "last third")
+    shown = Table("process", "MB at a third", "at the end", "grown by", "descriptors", "at the end")
     for growth in found.growths:
         sizes = (growth.third_bytes, growth.end_bytes, growth.grown_bytes)
         counts = (growth.third_descriptors, growth.end_descriptors)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from random import Random
+from statistics import median_low
 
 from gradtide.errors import ConfigError, GradtideError, PeerTimeout
 from gradtide.store.client import Store, connect
@@ -42,8 +43,8 @@ class Growth:
     name: str
     third_bytes: int
     end_bytes: int
-    third_descriptors: int  # the most of the second third
-    end_descriptors: int  # the most of the last
+    third_descriptors: int  # the median of the second third: who comes back has two connections for a moment
+    end_descriptors: int  # the median of the last
 
     @property
     def grown_bytes(self) -> int:
@@ -241,8 +242,8 @@ class _Watch:
         for name, seen in sorted(self.seen.items()):
             middle = [print_ for at_s, print_ in seen if whole_s / 3 <= at_s < whole_s * 2 / 3]
             last = [print_ for at_s, print_ in seen if at_s >= whole_s * 2 / 3]
-            most = [max(print_.descriptors for print_ in part) for part in (middle, last)]
-            found.append(Growth(name, middle[0].memory_bytes, last[-1].memory_bytes, most[0], most[1]))
+            usual = [median_low(print_.descriptors for print_ in part) for part in (middle, last)]
+            found.append(Growth(name, middle[0].memory_bytes, last[-1].memory_bytes, usual[0], usual[1]))
         return tuple(found)
 
     def orphans(self) -> set[Known]:
