@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from gradtide.schedule.plan import plan
     from gradtide.store import Store, connect, local_servers, update
     from gradtide.sync import Servers
-    from gradtide.train import evaluate, fit
+    from gradtide.train import Checkpoints, evaluate, fit
 
 __version__ = "0.1.0"
 
 # Where each public name lives.
 _EXPORTS = {
+    "Checkpoints": "gradtide.train",
     "DataParallel": "gradtide.parallel",
     "DevicePool": "gradtide.parallel",
     "Servers": "gradtide.sync",
@@ -39,6 +40,7 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "Checkpoints",
     "DataParallel",
     "DevicePool",
     "Servers",

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 __all__ = [
     "BatchDone",
     "BatchStarted",
+    "CheckpointFailed",
+    "CheckpointTaken",
     "Degraded",
     "Emit",
     "EpochDone",
@@ -80,6 +82,24 @@ class Degraded(Event):
     """So many shards of a store have no replica in sync: what is pushed to them is applied, and no more. 0: all do."""
 
     shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTaken(Event):
+    """A checkpoint is complete."""
+
+    step: int
+    folder: str
+    size_bytes: int
+    seconds: float  # from the cut on; training went on meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed(Event):
+    """A checkpoint could not be written; training goes on, and the one before it is still there."""
+
+    step: int
+    text: str
 
 
 Emit = Callable[[Event], None]

@@ -5,11 +5,12 @@ from typing import Annotated
 import typer
 
 from gradtide import __version__
-from gradtide.cli import store, topology
+from gradtide.cli import checkpoint, store, topology
 from gradtide.cli.bench import bench
 from gradtide.cli.chaos import chaos
 from gradtide.cli.doctor import doctor
 from gradtide.cli.plan import SUMMARY, plan
+from gradtide.cli.restore import restore
 from gradtide.cli.run import SETTINGS, run
 from gradtide.cli.scale import scale
 from gradtide.cli.serve import coordinator, secret, serve
@@ -64,6 +65,8 @@ app.command()(secret)
 app.command()(chaos)
 app.command()(status)
 app.command()(scale)
+app.command()(restore)
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(store.app, name="store")
 app.add_typer(topology.app, name="topology")
 app.add_typer(bench, name="bench")

@@ -41,10 +41,17 @@ def coordinator(
     insecure_network: Insecure = False,
     lease_s: Annotated[float, typer.Option("--lease", help="Seconds of silence after which a peer is out")] = 2.0,
     journal: Annotated[Path | None, typer.Option(help="Where it keeps what it decided, to be started again")] = None,
+    restore: Annotated[str, typer.Option(help="A checkpoint that the store begins with; all servers must see it")] = "",
+    checkpoints: Annotated[str, typer.Option(help="Where the last checkpoint is found if servers die")] = "",
+    after_loss: Annotated[
+        str, typer.Option(help="Then: empty, rewind (all go back), continue (the lost do)")
+    ] = "empty",
 ) -> None:
     """Say who is alive and which server holds what, until SIGTERM or Ctrl-C."""
+    from gradtide.store.recovering import Recovering
     from gradtide.store.roles import Role, run_role
 
+    Recovering(restore, checkpoints, after_loss).check()  # type: ignore[arg-type]
     role = Role(
         role="coordinator",
         name="coordinator",
@@ -52,6 +59,9 @@ def coordinator(
         lease_s=lease_s,
         insecure_network=insecure_network,
         journal=str(journal) if journal is not None else "",
+        restore=restore,
+        checkpoints=checkpoints,
+        after_loss=after_loss,  # type: ignore[arg-type]
     )
     run_role(role, _read(secret_file), lambda where: typer.echo(f"coordinator listens at {where}"))
 

@@ -6,11 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradtide.cli.train_keeping import before_resuming, check_keeping, plan_keeping, tell_failure
 from gradtide.errors import ConfigError
 from gradtide.events import BatchDone, EpochDone, Event
 
@@ -58,6 +60,17 @@ def train(
     seed: Annotated[int, typer.Option(help="Of the first parameters and the order of the data")] = 0,
     name: Annotated[str | None, typer.Option(help="Of the run's folder  [default: from the options and time]")] = None,
     output: Annotated[Path, typer.Option(help="Where runs are kept")] = Path("runs"),
+    checkpoint_every: Annotated[int, typer.Option(help="Write a checkpoint every so many steps")] = 0,
+    checkpoint_to: Annotated[
+        str | None,
+        typer.Option(help="Where: a folder or any fsspec address  [default: checkpoints in the run's folder]"),
+    ] = None,
+    keep: Annotated[int, typer.Option(help="Checkpoints to keep")] = 3,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest checkpoint, if there is one")] = False,
+    after_loss: Annotated[
+        str | None,
+        typer.Option(help="When servers die: stop, rewind (to the last checkpoint), continue  [default: rewind]"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON, and nothing else")] = False,
 ) -> None:
     """Train LeNet or an MLP on several devices or workers; writes metrics.jsonl and curve.png to runs/NAME/."""
@@ -86,16 +99,20 @@ def train(
     if workers is not None and (baseline or sync_batch_norm):
         given = "--baseline compares" if baseline else "--sync-batch-norm is over"
         raise ConfigError(f"{given} devices of one process; leave it out, or leave out --workers")
+    keeping = {"every": checkpoint_every, "to": checkpoint_to, "keep": keep, "resume": resume, "after_loss": after_loss}
+    check_keeping(keeping, name, servers, baseline)
     asked: dict[str, Any] = {"model": model, "data": data, "data_dir": where, "fit": options}
     if workers is None:
         from gradtide.train.settings import Settings
 
-        _train_and_report(Settings(**asked, devices=devices or "2"), baseline, path, as_json)
+        settings = Settings(**asked, devices=devices or "2")
+        settings = replace(settings, checkpoints=plan_keeping(keeping, settings, path, None))
+        _train_and_report(settings, baseline, path, as_json)
     else:
         from gradtide.cli.train_workers import choose_sync, train_with_workers
 
         asked |= {"devices": devices or "1", "sync": choose_sync(sync, servers), "folder": str(path)}
-        train_with_workers(asked, workers, servers, as_json)
+        train_with_workers(asked, workers, servers, keeping, as_json)
 
 
 def _train_and_report(settings: "Settings", baseline: bool, path: Path, as_json: bool) -> None:
@@ -105,7 +122,7 @@ def _train_and_report(settings: "Settings", baseline: bool, path: Path, as_json:
     found = [device.name for device in find_devices(settings.devices)]
     runs = [found] + ([found[:1]] if baseline and len(found) > 1 else [])
     datasets = settings.load()
-    folder = RunFolder(path)
+    folder = RunFolder(path, before=before_resuming(path, settings.checkpoints, read_metrics))
     results: dict[str, Totals] = {}
     try:
         for names in runs:
@@ -157,7 +174,8 @@ def _one_run(
             record(event)
             progress.observe(event, meter.totals)
 
-        fit(model, train_data, test_data=test_data, devices=devices, emit=emit, **settings.fit)
+        keeping = settings.keeping()
+        fit(model, train_data, test_data=test_data, devices=devices, checkpoints=keeping, emit=emit, **settings.fit)
     folder.summary(title, meter.totals.as_dict())
     return meter.totals
 
@@ -189,6 +207,7 @@ class _Progress:
 
     def observe(self, event: Event, totals: "Totals") -> None:
         self._bar.start()  # with the first event: a run that can't start shows no bar
+        tell_failure(event)
         if isinstance(event, BatchDone):
             rate = f"{totals.samples_per_s:,.0f}"
             self._bar.update(self._task, advance=event.samples, epoch=event.epoch, loss=f"{event.loss:.3f}", rate=rate)

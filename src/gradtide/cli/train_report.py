@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gradtide.cli.train_keeping import tell_failure
 from gradtide.cli.train_workers import Terminal
-from gradtide.events import BatchDone
+from gradtide.events import BatchDone, CheckpointFailed
 from gradtide.train.meter import Meter, Timed, Totals
 from gradtide.train.record import RunFolder, draw_curve, read_metrics
 from gradtide.train.together.log import LogReader, log_path
@@ -33,6 +34,7 @@ class Progress:
         self._readers = [LogReader(log_path(folder, rank)) for rank in range(workers)]
         self._meters = [Meter() for _ in range(workers)]
         self._last: list[BatchDone | None] = [None] * workers
+        self._failed: list[CheckpointFailed] = []  # that nobody was told of yet
         self._terminal = terminal
 
     @property
@@ -57,9 +59,13 @@ class Progress:
             thread.join()
             with self._terminal.paused():
                 self._read()
+                self._tell_failures()
 
     def _look(self) -> None:
         self._read()
+        if self._failed:
+            with self._terminal.paused():
+                self._tell_failures()
         if self._terminal.shows and self.began:
             self._terminal.update(self._table())
 
@@ -68,8 +74,15 @@ class Progress:
             for timed in reader.read():
                 self.logs[rank].append(timed)
                 self._meters[rank].note(timed)
+                if isinstance(timed.event, CheckpointFailed):
+                    self._failed.append(timed.event)
                 if isinstance(timed.event, BatchDone):
                     self._last[rank] = timed.event
+
+    def _tell_failures(self) -> None:
+        for event in self._failed:
+            tell_failure(event)
+        self._failed.clear()
 
     def _table(self) -> Table:
         table = Table()

@@ -13,11 +13,14 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from gradtide.cli.train_keeping import before_resuming, plan_keeping
 from gradtide.errors import ConfigError, OutputError
 from gradtide.launch import Launcher, Spec, Target, check_spec
 from gradtide.launch.output import Output
 
 if TYPE_CHECKING:
+    from gradtide.store.local import LocalServers
+    from gradtide.store.membership import Policy
     from gradtide.train.record import RunFolder
     from gradtide.train.settings import Settings
 
@@ -39,8 +42,14 @@ def choose_sync(sync: str | None, servers: int) -> str:
     return sync
 
 
-def train_with_workers(asked: dict[str, Any], workers: int, servers: int, as_json: bool) -> None:
+def train_with_workers(
+    asked: dict[str, Any], workers: int, servers: int, keeping: dict[str, Any], as_json: bool
+) -> None:
     """`asked` has the fields of train.settings.Settings. Nothing of torch is loaded here before a worker's is begun."""
+    if keeping["every"] or keeping["resume"]:  # then which one it goes on with is known only when they are looked at
+        from gradtide.train.settings import Settings
+
+        asked["checkpoints"] = plan_keeping(keeping, Settings(**asked), Path(asked["folder"]), asked["sync"])
     target = Target("gradtide.train.together.worker", (json.dumps(asked),), is_module=True)
     spec = Spec(target=target, workers=workers, preload="gradtide.collective.preload")
     check_spec(spec)
@@ -55,9 +64,7 @@ def train_with_workers(asked: dict[str, Any], workers: int, servers: int, as_jso
         progress = Progress(folder.path, workers, terminal)
         variables = {}
         if servers:
-            from gradtide.store.local import local_servers
-
-            variables["GRADTIDE_STORE"] = stack.enter_context(local_servers(servers)).address
+            variables["GRADTIDE_STORE"] = stack.enter_context(_start_servers(servers, settings, keeping)).address
         with progress.following():
             code = launcher.run(variables)
     if progress.began:
@@ -65,11 +72,24 @@ def train_with_workers(asked: dict[str, Any], workers: int, servers: int, as_jso
     raise typer.Exit(code)
 
 
+def _start_servers(servers: int, settings: "Settings", keeping: dict[str, Any]) -> "LocalServers":
+    from gradtide.store.local import local_servers
+
+    found = settings.checkpoints
+    if found is None:
+        return local_servers(servers)
+    policy: Policy = "rewind" if keeping["every"] else "empty"
+    policies: dict[str | None, Policy] = {"stop": "empty", "continue": "continue"}
+    policy = policies.get(keeping["after_loss"], policy)
+    return local_servers(servers, restore=found["resume"] or None, checkpoints=found["path"], after_loss=policy)
+
+
 def _check(settings: "Settings", workers: int, servers: int) -> "RunFolder":
     from gradtide.collective.choose import choose, nominal_topology
     from gradtide.schedule.request import STRATEGIES
-    from gradtide.train.record import RunFolder
-    from gradtide.train.together.log import log_path
+    from gradtide.train.record import RunFolder, read_metrics
+    from gradtide.train.together.log import LogReader, log_path
+    from gradtide.train.together.merge import merge
 
     settings.check(workers)
     if not servers and settings.sync != "auto":
@@ -79,8 +99,18 @@ def _check(settings: "Settings", workers: int, servers: int) -> "RunFolder":
                 f"--sync {settings.sync}: no such way; say auto, {ways}, or with --servers bsp, bounded:2, async"
             )
         choose(settings.sync, nominal_topology([0] * workers), 1_000_000)
-    folder = RunFolder(Path(settings.folder))
-    left = log_path(folder.path, 0)
+    path = Path(settings.folder)
+    left = log_path(path, 0)
+    if settings.checkpoints is not None and settings.checkpoints["resume"]:
+        logs = {rank: LogReader(log_path(path, rank)).read() for rank in range(workers)}
+        if not (path / "metrics.jsonl").exists() and any(logs.values()):  # it was killed before it could merge them
+            merged = merge(settings.title(workers, servers), logs)
+            (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in merged), encoding="utf-8")
+        before = before_resuming(path, settings.checkpoints, read_metrics)
+        for rank in range(workers):
+            log_path(path, rank).unlink(missing_ok=True)
+        return RunFolder(path, before=before)
+    folder = RunFolder(path)
     if left.exists():
         raise OutputError(f"{left} is there already; choose another --name or remove it")
     return folder

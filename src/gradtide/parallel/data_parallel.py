@@ -13,8 +13,10 @@ from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeo
 from gradtide.events import Emit, GradientsReady, ParametersUpdated, ignore
 from gradtide.heap import keep_freed_memory
 from gradtide.schedule.model import Schedule
+from gradtide.store import Store
 from gradtide.sync import Job, Servers, current_job
 from gradtide.sync.choose import Wishes, choose_way
+from gradtide.sync.servers import ServersWay
 from gradtide.sync.state import Snapshot
 from gradtide.sync.ways import Trained
 
@@ -138,6 +140,22 @@ class DataParallel(nn.Module):
     @property
     def _collective(self) -> bool:
         return not isinstance(self._wishes.sync, Servers) and self._job.group is not None
+
+    @property
+    def store(self) -> Store | None:
+        """Where the parameters are, if they are on servers."""
+        return self._way.store if isinstance(self._way, ServersWay) else None
+
+    @property
+    def servers_step(self) -> bool:
+        """Whether the optimizer's state is on servers."""
+        return isinstance(self._way, ServersWay) and self._way.servers_step
+
+    def begin_again(self) -> None:
+        """After RolledBack, when the servers hold other values than they did: takes those."""
+        if isinstance(self._way, ServersWay):
+            self._way.begin_again()
+        self._weight = None
 
     def explain(self) -> str:
         """Which way the gradients go, and why."""

@@ -47,6 +47,7 @@ at_once.py       the short way of what needs no second look
 uplink.py        a server's connection to the coordinator
 coordinator.py   shell of membership.py
 journal.py       the coordinator's state on disk
+exchange.py      a checkpoint as one plain file of tensors, and back
 recovering.py    what a store begins with, and what becomes of what is lost
 roles.py         server and coordinator as processes
 scaling.py       more or fewer servers for a store that is at work

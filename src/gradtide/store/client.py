@@ -22,7 +22,7 @@ from gradtide.events import Emit, ignore
 from gradtide.handle import Handle
 from gradtide.store.engine import Engine, Start, Timeouts
 from gradtide.store.lane import Lane, is_small
-from gradtide.store.messages import NO_WORKER, KeyInfo, KeySpec, Refused, Table, UpdateRule, Version
+from gradtide.store.messages import NO_WORKER, KeyInfo, KeySpec, Refused, Source, Table, UpdateRule, Version
 from gradtide.store.operations import Done
 from gradtide.store.pending import Pending
 from gradtide.store.session import Session, SessionOptions
@@ -247,6 +247,15 @@ class Store:
         if options.keep is not None and options.keep < 1:
             raise ConfigError(f"keep={options.keep} would leave no checkpoint; keep 1 or more")
         return begin_checkpoint(self._engine, shelf_of(path), options, self._round_now)
+
+    def rewind(self) -> Source | None:
+        """After RolledBack in a store that rewinds: takes note of it; until then every operation raises it again.
+
+        Returns the checkpoint's folder and the round that everything is at now: go on with the next step. None: only
+        some shards went back, or none, so go on as before.
+        """
+        with self._engine.lock:
+            return self._session.rewind()
 
     def _round_now(self) -> int:
         """The last round that any key has closed."""

@@ -45,6 +45,7 @@ from gradtide.store.messages import (
     Refused,
     Reply,
     ServerEntry,
+    Source,
     Table,
     Version,
     Welcome,
@@ -72,6 +73,7 @@ class Session(Sending[V]):
     specs: dict[str, KeySpec] = field(default_factory=dict)
     seen: dict[int, Version] = field(default_factory=dict)  # shard -> the latest version read or written
     rolled_back: dict[int, Version] = field(default_factory=dict)  # shard -> what was seen of it before it was lost
+    rewound: Source | None = None  # all shards went back to this, and the user has not taken note of it yet
     _next_round: dict[str, int] = field(default_factory=dict)  # key -> the first round it can still be pushed for
     _layouts: "OrderedDict[object, Layout]" = field(default_factory=OrderedDict)
 
@@ -279,25 +281,45 @@ class Session(Sending[V]):
             if seen is not None and seen.epoch < epoch:
                 self.rolled_back[shard] = seen
                 del self.seen[shard]
+                source = table.source_of(shard)
+                self.rewound = source if source is not None and source.rewind else self.rewound
         if not self.rolled_back:
             return []
         gone = dict(self.rolled_back)
         return [t for operation in list(self.operations.values()) for t in self._roll_back(operation, gone)]
 
     def _roll_back(self, operation: Operation[V], gone: Mapping[int, Version]) -> Instructions[V]:
-        """Operations on keys of which something is gone fail and say so, once; later ones find the keys unknown."""
+        """Operations on keys of which something is gone fail and say so, once; when all shards went back together, so
+        does every operation, until the user has taken note of it."""
+        if operation.kind == "keys":
+            return []
+        if self.rewound is not None:
+            return self._finish(operation, Refused(operation.sequence, -1, "rolled_back", _went_back(self.rewound)))
         shards = {part.shard for part in operation.layout.parts}.intersection(gone)
         if not shards or operation.kind == "init":
             return []
         names = {piece.key for part in operation.layout.parts if part.shard in shards for piece in part.pieces}
         seen = max(gone[shard] for shard in shards)
+        assert self.table is not None
+        source = self.table.source_of(min(shards))
         for shard in shards:
             self.rolled_back.pop(shard, None)
+        where = "nothing" if source is None else f"the checkpoint {source.folder}"
+        what = "init again, from a checkpoint if there is one" if source is None else "pull, and go on"
         text = (
-            f"{', '.join(sorted(names))} went back from version {seen.epoch}.{seen.sequence} to nothing: more servers "
-            "died than there were replicas; init again, from a checkpoint if there is one"
+            f"{', '.join(sorted(names))} went back from version {seen.epoch}.{seen.sequence} to {where}: more servers "
+            f"died than there were replicas; {what}"
         )
         return self._finish(operation, Refused(operation.sequence, -1, "rolled_back", text))
+
+    def rewind(self) -> Source | None:
+        """The user takes note that all shards went back; to what, or None if they did not."""
+        source, self.rewound = self.rewound, None
+        if source is not None:
+            self.rolled_back.clear()
+            self._next_round.clear()
+            self.step = max(source.round + 1, self.member.from_round) if self.member is not None else 0
+        return source
 
     def expects(self, message: Reply) -> Part | None:
         """The pieces that follow this reply, and so where its payload belongs; None: nothing that is open."""
@@ -439,3 +461,10 @@ class Session(Sending[V]):
         for operation in waiting:
             done += self._finish(operation, Refused(operation.sequence, -1, "not_member", text))
         return done
+
+
+def _went_back(source: Source) -> str:
+    return (
+        f"all shards went back to the checkpoint {source.folder} of round {source.round}: more servers died than there "
+        f"were replicas; call store.rewind() and go on with step {source.round + 1}"
+    )

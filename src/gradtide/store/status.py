@@ -75,9 +75,13 @@ def complaints(status: Status) -> list[str]:
     for i in table.leaving:
         held = table.owners.count(i)
         found.append(f"{table.servers[i].name} is on its way out, and still primary of {held} shards")
-    lost = sum(epoch > 0 for epoch in table.lost)
+    known = {source.epoch: source for source in table.sources}
+    lost = sum(epoch > 0 and epoch not in known for epoch in table.lost)
     if lost:
         found.append(f"{lost} shards had to begin anew: more servers died than there were replicas")
+    for epoch in sorted(set(table.lost) & set(known) - {1}):
+        count, source = table.lost.count(epoch), known[epoch]
+        found.append(f"{count} shards went back to {source.folder}: more servers died than there were replicas")
     for health in status.servers.values():
         if health is not None:
             found += _of_server(health, table.epoch, status)

@@ -59,21 +59,21 @@ class ServersWay:
         consistency = servers.consistency
         if address is None:
             raise ConfigError("this job has no servers; start it with gradtide run --servers 2, or give their address=")
-        self._servers_step = _can_step_on_servers(trained)
-        if not self._servers_step and servers.mode == "async":
+        self.servers_step = _can_step_on_servers(trained)
+        if not self.servers_step and servers.mode == "async":
             raise ConfigError(
                 f"in async every push is an update, so the servers must step, and they can't with {_why_not(trained)}; "
                 "use 'bsp' or 'bounded:2'"
             )
-        who = "the servers step" if self._servers_step else f"the workers step ({_why_not(trained)})"
+        who = "the servers step" if self.servers_step else f"the workers step ({_why_not(trained)})"
         self.reason = f"servers at {address}, {servers.mode}; {who}"
-        self._store = self._connect(address, consistency, servers.secret_file)
+        self.store = self._connect(address, consistency, servers.secret_file)
         if job.incarnation and servers.mode != "async":
-            job.behind = max(0, self._store.step - 1)  # it begins with the first round that it is in
+            job.behind = max(0, self.store.step - 1)  # it begins with the first round that it is in
         self._values = {n: p.detach() for n, p in zip(trained.names, trained.parameters, strict=True)}
         self._buffers = {f"buffer {name}": buffer for name, buffer in trained.buffers}
-        self._gradients = {} if self._servers_step else {n: torch.zeros_like(v) for n, v in self._values.items()}
-        if not self._servers_step:
+        self._gradients = {} if self.servers_step else {n: torch.zeros_like(v) for n, v in self._values.items()}
+        if not self.servers_step:
             self._gradients[_USED] = torch.zeros(len(trained.parameters))
         self._waiting: list[Handle[None]] = []
         self._bucket_of: dict[int, set[int]] = {}
@@ -82,7 +82,7 @@ class ServersWay:
         try:
             self._move_in()
         except BaseException:
-            self._store.close()
+            self.store.close()
             raise
 
     def _connect(self, address: str, consistency: str, secret_file: str | Path | None) -> Store:
@@ -118,32 +118,32 @@ class ServersWay:
                 gradients[names[index]] = gradient
         self._pushed.update(indices)
         counts = 1.0 if self._mode == "async" else weight
-        for named, counted in ((gradients, counts), (nothing, -counts if self._servers_step else counts)):
+        for named, counted in ((gradients, counts), (nothing, -counts if self.servers_step else counts)):
             if named:
-                self._waiting.append(self._store.push(named, weight=counted))
+                self._waiting.append(self.store.push(named, weight=counted))
 
     def synchronise(self, weight: float) -> None:
-        if self._servers_step:
+        if self.servers_step:
             raise ConfigError(
                 "the servers take the step, so no worker ever has the whole gradient; say clip_norm= and they only "
                 "average"
             )
         self._push_the_rest(weight)
         used = torch.tensor([float(p.grad is not None) for p in self._trained.parameters])
-        self._waiting.append(self._store.push(_USED, used))
+        self._waiting.append(self.store.push(_USED, used))
         self._wait_for_the_round()
-        self._store.pull(self._gradients)
+        self.store.pull(self._gradients)
         for index, parameter in enumerate(self._trained.parameters):
             gradient = self._gradients[self._trained.names[index]]
             parameter.grad = gradient if self._gradients[_USED][index] else None
         self._synchronised = True
 
     def step(self, weight: float) -> None:
-        if self._servers_step:
+        if self.servers_step:
             self._follow_options()
             self._push_the_rest(weight)
             self._wait_for_the_round()
-            self._store.pull(self._values)
+            self.store.pull(self._values)
             for parameter in self._trained.parameters:
                 parameter.grad = None
         else:
@@ -171,9 +171,9 @@ class ServersWay:
         """Worker 0's buffers are everybody's."""
         if self._buffers:
             if self._job.rank == 0:
-                self._store.push(self._buffers, wait=True)
+                self.store.push(self._buffers, wait=True)
             else:
-                self._store.pull(self._buffers)
+                self.store.pull(self._buffers)
 
     def _start_buckets(self) -> None:
         self._pushed: set[int] = set()
@@ -188,28 +188,28 @@ class ServersWay:
 
     def _move_in(self) -> None:
         """Worker 0 initialises what is not there yet; every worker begins with what is there."""
-        keys = {**(self._values if self._servers_step else self._gradients), **self._buffers}
+        keys = {**(self._values if self.servers_step else self._gradients), **self._buffers}
         if self._job.rank == 0:
-            there = set(self._store.keys())
+            there = set(self.store.keys())
             for name, value in keys.items():
                 if name not in there:
                     if name in self._buffers:
-                        self._store.init(name, value, consistency="async")
+                        self.store.init(name, value, consistency="async")
                     else:
-                        self._store.init(name, value, update=self._rule(name))
+                        self.store.init(name, value, update=self._rule(name))
         self._wait_for(keys)
-        self._store.pull({**self._buffers, **self._values} if self._servers_step else self._buffers)
+        self.store.pull({**self._buffers, **self._values} if self.servers_step else self._buffers)
 
     def _wait_for(self, keys: Mapping[str, Tensor]) -> None:
         deadline_s = time.monotonic() + self._job.timeout_s
-        while missing := set(keys) - set(self._store.keys()):
+        while missing := set(keys) - set(self.store.keys()):
             if time.monotonic() > deadline_s:
                 key, patience = sorted(missing)[0], f"{self._job.timeout_s:g} s"
                 raise PeerTimeout(f"worker 0 has not initialised {key!r} within {patience}; is it stuck?")
             time.sleep(_LOOK_S)
 
     def _rule(self, name: str) -> Any:
-        if not self._servers_step:
+        if not self.servers_step:
             return update("mean")
         options = self._options[self._trained.names.index(name)]
         return update(type(self._trained.optimizer).__name__, **options)
@@ -227,11 +227,20 @@ class ServersWay:
             for name, old, new in zip(self._trained.names, self._options, options, strict=True):
                 changes = {k: v for k, v in new.items() if old.get(k) != v}
                 if changes:
-                    self._store.configure(name, from_round=self._store.step, **changes)
+                    self.store.configure(name, from_round=self.store.step, **changes)
         self._options = options
 
+    def begin_again(self) -> None:
+        """The servers hold other values than they did: forgets what was under way, and takes what is there."""
+        self._waiting.clear()
+        for parameter in self._trained.parameters:
+            parameter.grad = None
+        self._start_buckets()
+        self._options = self._read_options()
+        self.store.pull({**self._buffers, **self._values} if self.servers_step else self._buffers)
+
     def close(self) -> None:
-        self._store.close()
+        self.store.close()
 
 
 def _arguments(group: Mapping[str, Any]) -> dict[str, Any]:

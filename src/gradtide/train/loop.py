@@ -1,9 +1,9 @@
 """fit: a whole training run on several devices, alone or with other workers."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from gradtide.environment import read_environment
-from gradtide.errors import ConfigError, DataError
+from gradtide.errors import ConfigError, DataError, RolledBack
 from gradtide.events import BatchDone, BatchStarted, Emit, EpochDone, ignore
 from gradtide.parallel import (
     Device,
@@ -27,25 +27,18 @@ from gradtide.parallel import (
 from gradtide.parallel.randomness import DeviceRandom, seed_devices
 from gradtide.parallel.step import BatchResult, LossFn, check_strategy
 from gradtide.train.evaluate import Evaluation, evaluate_replicas
+from gradtide.train.keeper import Checkpoints, Keeper
+from gradtide.train.position import History, Position
 from gradtide.train.rates import Rates
-from gradtide.train.source import Source, as_source, read_ahead
+from gradtide.train.source import Batch, Source, as_source, read_ahead
 
 if TYPE_CHECKING:
+    from gradtide.store import Store
     from gradtide.sync import Job, Servers
 
 __all__ = ["History", "Run", "check_batch", "check_options", "fit", "make_optimizer"]
 
 OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
-
-
-@dataclass(slots=True)
-class History:
-    """What a run saw, an entry an epoch."""
-
-    loss: list[float] = field(default_factory=list)
-    accuracy: list[float | None] = field(default_factory=list)
-    test_loss: list[float] = field(default_factory=list)
-    test_accuracy: list[float | None] = field(default_factory=list)
 
 
 def fit(  # flat keywords on purpose: this is the call that a Keras user expects
@@ -66,6 +59,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     warmup_epochs: float = 0.0,
     sync_batch_norm: bool = False,
     seed: int = 0,
+    checkpoints: Checkpoints | None = None,
     emit: Emit = ignore,
 ) -> History:
     """Trains the model in place on several devices and says how it went.
@@ -73,7 +67,8 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     `train_data` and `test_data` are tensors (inputs, targets), a Dataset or a DataLoader (which keeps its own batch
     size). `batch_size` is that of all devices together; with `scale_batch`, that of each, and `lr_scaling` and
     `warmup_epochs` say what becomes of the learning rate. `loss` gives the mean over the samples. `optimizer` is the
-    name of a torch.optim class or a function from parameters to an optimizer. `emit` is called with every event.
+    name of a torch.optim class or a function from parameters to an optimizer. `checkpoints` says where the run keeps
+    some, how often, and whether it goes on with the newest. `emit` is called with every event.
 
     In a job (gradtide run, torchrun) all workers train one model, each with its part of every batch, and `sync` says
     how, as for `DataParallel`; "all devices" then are those of all workers.
@@ -89,11 +84,13 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     source = as_source(train_data, batch_size * growth, seed)
     tests = None if test_data is None else as_source(test_data, max(1024, batch_size), shuffle=False)
     check_batch(source.batch_size, everywhere)
+    keeper = Keeper(checkpoints or Checkpoints(""), job.rank if job else 0, job.size if job else 1, emit)
+    keeper.load_model(model)
     with DevicePool(found) as pool:
         run = _kind_of_run(job, sync, emit)(model, found, pool, loss, strategy, sync_batch_norm, seed)
-        run.start(lambda module: make_optimizer(optimizer, module, lr))
+        run.start(lambda module: keeper.load_optimizer(make_optimizer(optimizer, module, lr)))
         try:
-            return run.train(source, tests, epochs, rates, emit)
+            return run.train(source, tests, epochs, rates, emit, keeper)
         finally:  # an interrupted run leaves what it learnt
             run.close()
             model.load_state_dict(run.replicas[0].module.state_dict())
@@ -169,41 +166,78 @@ class Run:
             share_batch_norm(self.replicas, pool)
         # Watches the first batch; stays only if the model drew random numbers, since it costs time at every operation.
         self.randomness: list[DeviceRandom | None] | None = seed_devices(devices, seed)
+        self.epoch_random = torch.get_rng_state()  # torch's own generator, at the start of this epoch
+        self.resumed_random: torch.Tensor | None = None  # where it was at the checkpoint that this run goes on from
 
     def start(self, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
         self.optimizers = [make(replica.module) for replica in self.replicas]
 
-    def train(self, source: Source, tests: Source | None, epochs: int, rates: Rates, emit: Emit) -> History:
-        history, step = History(), 0
-        batches = source.batches
-        for epoch in range(1, epochs + 1):
-            in_epoch, samples, summed, correct = 0, 0, 0.0, 0
-            classes = True
-            for shards in self._shards(source, epoch):
-                done = epoch - 1 + (in_epoch / batches if batches else 0.0)
-                self._set_rate(rates.at(done))
-                emit(BatchStarted())
-                result = self._step(shards, emit)
-                if step == 0 and self.randomness and not any(r and r.draws for r in self.randomness):
-                    self.randomness = None
-                step, in_epoch, samples = step + 1, in_epoch + 1, samples + result.samples
-                summed += result.loss * result.samples
-                classes, correct = classes and result.correct is not None, correct + (result.correct or 0)
-                emit(BatchDone(epoch, step, result.samples, result.loss, result.correct, rates.at(done)))
-                if not math.isfinite(result.loss):
-                    raise DataError(
-                        f"the loss is {result.loss} at step {step}; lower the learning rate or look at the data"
-                    )
-            if in_epoch == 0:
-                if self._missed():
-                    continue
-                raise DataError(f"epoch {epoch} had no batch; an iterable source must give its samples anew each epoch")
-            batches = in_epoch
-            seen = self._gather(Evaluation.of(summed, correct if classes else None, samples))
-            history.loss.append(seen.loss)
-            history.accuracy.append(seen.accuracy)
-            self._test(tests, epoch, history, emit)
-        return history
+    def train(
+        self, source: Source, tests: Source | None, epochs: int, rates: Rates, emit: Emit, keeper: Keeper
+    ) -> History:
+        at = keeper.begin(self)
+        at.batches = at.batches or source.batches
+        while at.epoch <= epochs:
+            try:
+                self._catch_up()
+                self._train_epoch(source, at, rates, emit, keeper)
+                self._end_epoch(at, tests, emit)
+            except RolledBack as error:
+                at = self._go_on_after_loss(at, keeper, error)
+        keeper.finish()
+        return at.history
+
+    def _train_epoch(self, source: Source, at: Position, rates: Rates, emit: Emit, keeper: Keeper) -> None:
+        """What is left of an epoch."""
+        for shards in self._shards(source, at):
+            done = at.epoch - 1 + (at.in_epoch / at.batches if at.batches else 0.0)
+            at.lr = rates.at(done)
+            self._set_rate(at.lr)
+            emit(BatchStarted())
+            result = self._step(shards, emit)
+            if at.step == 0 and self.randomness and not any(r and r.draws for r in self.randomness):
+                self.randomness = None
+            at.step, at.in_epoch, at.samples = at.step + 1, at.in_epoch + 1, at.samples + result.samples
+            at.summed += result.loss * result.samples
+            at.classes, at.correct = at.classes and result.correct is not None, at.correct + (result.correct or 0)
+            at.draws = self.randomness is not None
+            emit(BatchDone(at.epoch, at.step, result.samples, result.loss, result.correct, at.lr))
+            if not math.isfinite(result.loss):
+                raise DataError(
+                    f"the loss is {result.loss} at step {at.step}; lower the learning rate or look at the data"
+                )
+            keeper.after_step(self, at)
+
+    def _end_epoch(self, at: Position, tests: Source | None, emit: Emit) -> None:
+        if at.in_epoch == 0:
+            if not self._missed():
+                raise DataError(
+                    f"epoch {at.epoch} had no batch; an iterable source must give its samples anew each epoch"
+                )
+            at.next_epoch()
+            return
+        seen = self._gather(Evaluation.of(at.summed, at.correct if at.classes else None, at.samples))
+        at.history.loss.append(seen.loss)
+        at.history.accuracy.append(seen.accuracy)
+        self._test(tests, at.epoch, at.history, emit)
+        at.next_epoch()
+
+    @property
+    def has_model(self) -> bool:
+        """Whether this process holds the parameters and the optimizer's state, or servers do."""
+        return True
+
+    @property
+    def store(self) -> "Store | None":
+        """Where the parameters are, if not here."""
+        return None
+
+    def _catch_up(self) -> None:
+        """After a loss: takes what the servers have now."""
+
+    def _go_on_after_loss(self, at: Position, keeper: Keeper, error: RolledBack) -> Position:
+        """Servers lost something: where to go on."""
+        raise error
 
     def close(self) -> None:
         """Afterwards the first replica has what was learnt."""
@@ -220,9 +254,21 @@ class Run:
             emit,
         )
 
-    def _shards(self, source: Source, epoch: int) -> Iterator[list[Shard]]:
+    def _shards(self, source: Source, at: Position) -> Iterator[list[Shard]]:
         devices = [replica.device for replica in self.replicas]
-        return read_ahead(split_batch(batch, devices) for batch in source.read(epoch))
+        return read_ahead(split_batch(batch, devices) for batch in self._read(source.read, at))
+
+    def _read(self, read: Callable[[int], Iterable[Batch]], at: Position) -> Iterator[Batch]:
+        """The batches that are left of an epoch, in the order in which they came the first time."""
+        if self.resumed_random is None:
+            self.epoch_random = torch.get_rng_state()
+            return iter(read(at.epoch))
+        torch.set_rng_state(self.epoch_random)
+        batches = islice(read(at.epoch), at.in_epoch, None)
+        first = list(islice(batches, 1))
+        torch.set_rng_state(self.resumed_random)
+        self.resumed_random = None
+        return chain(first, batches)
 
     def _missed(self) -> bool:
         """Whether the epoch had batches, but none for us."""

@@ -3,25 +3,29 @@
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from gradtide.errors import OutputError
 from gradtide.events import BatchDone, EpochDone, Event
 
-__all__ = ["RunFolder", "draw_curve", "read_metrics"]
+__all__ = ["RunFolder", "draw_curve", "lines_before", "read_metrics"]
 
 
 class RunFolder:
     """Made with the first event, so that a run that can't start leaves nothing behind."""
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, path: Path, clock: Callable[[], float] = time.perf_counter, before: Sequence[dict[str, Any]] | None = None
+    ) -> None:
+        """`before`: the lines of a run that goes on, which are kept; without them there must be none."""
         self.path = path
         self.metrics = path / "metrics.jsonl"
-        self._clock = clock
+        self._clock, self._before, self._going_on = clock, list(before or ()), before is not None
+        self._after_s = max((line.get("seconds", 0.0) for line in self._before), default=0.0)
         self._file: TextIO | None = None
-        if self.metrics.exists():
+        if self.metrics.exists() and before is None:
             raise OutputError(f"{self.metrics} is there already; choose another --name or remove it")
         parent = path
         while not parent.exists() and parent != parent.parent:
@@ -55,15 +59,23 @@ class RunFolder:
         self.write({"run": run, "kind": "summary", **figures})
 
     def _open(self) -> TextIO:
-        try:
+        try:  # a line is out once it is written
             if self._file is None:
                 self.path.mkdir(parents=True, exist_ok=True)
-                self._file = self.metrics.open("x", encoding="utf-8", buffering=1)  # a line is out once it is written
+                if self._before:
+                    partial = self.metrics.with_suffix(".part")
+                    partial.write_text("".join(json.dumps(line) + "\n" for line in self._before), encoding="utf-8")
+                    partial.replace(self.metrics)
+                elif self._going_on:
+                    self.metrics.unlink(missing_ok=True)
+                self._file = self.metrics.open("a" if self._before else "x", encoding="utf-8", buffering=1)
         except OSError as error:
             raise OutputError(f"can't write {self.metrics} ({error.strerror}); choose another --output") from error
         return self._file
 
     def write(self, line: dict[str, Any]) -> None:
+        if self._after_s and "seconds" in line:
+            line = {**line, "seconds": round(line["seconds"] + self._after_s, 6)}
         try:
             self._open().write(json.dumps(line) + "\n")
         except OSError as error:
@@ -78,6 +90,15 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl; one that a kill cut short is left out."""
     lines = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1]]
+
+
+def lines_before(lines: Sequence[dict[str, Any]], step: int, epoch: int) -> list[dict[str, Any]]:
+    """Of an interrupted run, what it saw up to the checkpoint at which it goes on: in this step of this epoch."""
+    return [
+        line
+        for line in lines
+        if (line["kind"] == "batch" and line["step"] <= step) or (line["kind"] == "epoch" and line["epoch"] < epoch)
+    ]
 
 
 def draw_curve(metrics: list[dict[str, Any]], path: Path) -> None:

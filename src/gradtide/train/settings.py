@@ -3,10 +3,13 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradtide.train.keeper import Checkpoints
 
 __all__ = ["Settings"]
 
@@ -22,10 +25,17 @@ class Settings:
     devices: str = "1"  # of each worker
     sync: str = "auto"  # how workers synchronise; over servers, how strictly
     folder: str = ""  # where workers write down what happens
+    checkpoints: dict[str, Any] | None = None  # the fields of keeper.Checkpoints
 
     @classmethod
     def from_json(cls, text: str) -> "Settings":
         return cls(**json.loads(text))
+
+    def keeping(self) -> "Checkpoints | None":
+        """What fit is to do about checkpoints."""
+        from gradtide.train.keeper import Checkpoints
+
+        return None if self.checkpoints is None else Checkpoints(**self.checkpoints)
 
     @property
     def over_servers(self) -> bool:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gradtide.events import BatchDone, EpochDone
+from gradtide.events import BatchDone, EpochDone, Event
 from gradtide.train.meter import Meter, Timed, Totals
 
 __all__ = ["first_s", "merge", "totals_of"]
@@ -28,11 +28,16 @@ def merge(run: str, logs: Mapping[int, Sequence[Timed]]) -> list[dict[str, Any]]
     steps: dict[int, list[tuple[float, BatchDone]]] = defaultdict(list)
     epochs: dict[int, list[tuple[float, EpochDone]]] = defaultdict(list)
     for log in logs.values():
-        for at_s, event in log:
+        own: dict[tuple[type[Event], int], tuple[float, BatchDone | EpochDone]] = {}
+        for at_s, event in log:  # a run that was rewound does a step once more: the last time counts
+            if isinstance(event, BatchDone | EpochDone):
+                number = event.step if isinstance(event, BatchDone) else event.epoch
+                own[type(event), number] = (at_s - began_s, event)
+        for at_s, event in own.values():
             if isinstance(event, BatchDone):
-                steps[event.step].append((at_s - began_s, event))
-            elif isinstance(event, EpochDone):
-                epochs[event.epoch].append((at_s - began_s, event))
+                steps[event.step].append((at_s, event))
+            else:
+                epochs[event.epoch].append((at_s, event))
     lines = [_batch(steps[step]) for step in sorted(steps)] + [_epoch(epochs[epoch]) for epoch in sorted(epochs)]
     return [{"run": run, **line} for line in sorted(lines, key=lambda line: line["seconds"])]
 

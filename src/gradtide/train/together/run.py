@@ -6,13 +6,16 @@ from itertools import chain, islice
 import torch
 from torch import nn
 
-from gradtide.errors import ConfigError
+from gradtide.errors import ConfigError, RolledBack
 from gradtide.events import Emit, Event, ParametersUpdated
 from gradtide.parallel import DataParallel, Device, DevicePool, Shard, shard, split_batch, train_part
 from gradtide.parallel.step import BatchResult, LossFn, spread_parameters
+from gradtide.store import Store
 from gradtide.sync import Job, Servers
 from gradtide.train.evaluate import Evaluation, evaluate_replicas
+from gradtide.train.keeper import Keeper
 from gradtide.train.loop import Run
+from gradtide.train.position import Position
 from gradtide.train.source import Batch, Source, read_ahead
 
 __all__ = ["RunTogether"]
@@ -40,6 +43,7 @@ class RunTogether(Run):
             )
         self._job, self._sync, self._emit = joined
         self._seed, own_seed = seed, seed * self._job.size + self._job.rank  # workers draw different random numbers
+        self._lost = False  # whether the servers have lost something that was not seen to yet
         self._before = 0  # batches before this epoch
         super().__init__(model, devices, pool, loss_fn, strategy, False, own_seed)
 
@@ -53,10 +57,35 @@ class RunTogether(Run):
     def close(self) -> None:
         self.model.close()
 
-    def _shards(self, source: Source, epoch: int) -> Iterator[list[Shard]]:
+    @property
+    def has_model(self) -> bool:
+        return not self.model.servers_step
+
+    @property
+    def store(self) -> Store | None:
+        return self.model.store
+
+    def _go_on_after_loss(self, at: Position, keeper: Keeper, error: RolledBack) -> Position:
+        """The servers began again with a checkpoint: with all shards, so this worker does too; or with some, so it only
+        takes what is there now."""
+        assert self.model.store is not None
+        rewound = self.model.store.rewind()
+        self._lost = True
+        if rewound is not None:
+            return keeper.go_back(self, rewound.folder)
+        self.resumed_random = torch.get_rng_state()
+        return at
+
+    def _catch_up(self) -> None:
+        if self._lost:
+            self.model.begin_again()
+            spread_parameters(self.replicas, self.pool)
+            self._lost = False
+
+    def _shards(self, source: Source, at: Position) -> Iterator[list[Shard]]:
         """Whole batches are read ahead, and cut here: when a worker dies, `shard` cuts for those who are left."""
         devices = [replica.device for replica in self.replicas]
-        batches = read_ahead(_alike(source.read(epoch), self._seed * 1_000_003 + epoch))
+        batches = read_ahead(self._read(lambda epoch: _alike(source.read(epoch), self._seed * 1_000_003 + epoch), at))
         self._before = self._job.batches
         for batch in shard(batches, job=self._job):
             yield split_batch(batch, devices)

@@ -25,6 +25,7 @@ def main(argument: str) -> None:
             test_data=test,
             devices=settings.devices,
             sync=sync,
+            checkpoints=settings.keeping(),
             emit=log.observe,
             **settings.fit,
         )

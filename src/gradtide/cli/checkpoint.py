@@ -1,0 +1,117 @@
+"""`gradtide checkpoint ls|verify|export|import PATH`: looks at checkpoints; turns one into a plain file and back."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(help="Look at checkpoints; turn one into a plain file of tensors, and back.", no_args_is_help=True)
+
+Where = Annotated[str, typer.Argument(help="A checkpoint's folder, or one with several; any address that fsspec knows")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
+
+
+@app.command()
+def ls(path: Where, as_json: AsJson = False) -> None:
+    """List the complete checkpoints in a folder, oldest first."""
+    from gradtide.checkpoint.shelf import Shelf, find_checkpoint
+
+    shelf = Shelf(path)
+    found = [(taken.folder, taken.manifest) for taken in shelf.complete()]
+    if not found:
+        place, manifest = find_checkpoint(path)
+        found = [(place.address.rpartition("/")[2], manifest)]
+    rows = [
+        {
+            "folder": folder,
+            "step": manifest.step,
+            "taken": manifest.taken[:19] + "Z",
+            "bytes": manifest.size_bytes,
+            "files": len(manifest.files),
+            "servers": manifest.servers,
+            "cut": f"round {manifest.round}"
+            if manifest.round
+            else "each shard for itself"
+            if manifest.servers
+            else "-",
+        }
+        for folder, manifest in found
+    ]
+    if as_json:
+        print(json.dumps(rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for heading in rows[0]:
+        table.add_column(heading, no_wrap=heading in ("folder", "taken"))
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)
+
+
+@app.command()
+def verify(path: Where) -> None:
+    """Read the newest to its last byte and compare every checksum; names the file in which something differs."""
+    from gradtide.checkpoint.manifest import verify as read_all
+    from gradtide.checkpoint.shelf import find_checkpoint
+
+    place, _ = find_checkpoint(path)
+    manifest = read_all(place)
+    typer.echo(f"{place.address}: {len(manifest.files)} files, {manifest.size_bytes:,} bytes, all as they were written")
+
+
+@app.command()
+def export(
+    path: Where,
+    file: Annotated[Path, typer.Argument(help="NAME.safetensors, or NAME.pt for a state_dict that torch loads")],
+) -> None:
+    """Write the newest checkpoint's values as one plain file: every key, or the model of a training run."""
+    from gradtide.checkpoint.shelf import find_checkpoint
+    from gradtide.errors import OutputError
+    from gradtide.store.exchange import collect_values, write_plain
+
+    if file.exists():
+        raise OutputError(f"{file} is there already; choose another name or remove it")
+    place, manifest = find_checkpoint(path)
+    tensors = collect_values(place, manifest)
+    write_plain(file, tensors)
+    typer.echo(f"written: {file}, {len(tensors)} tensors of step {manifest.step}")
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A safetensors file")],
+    path: Annotated[str, typer.Argument(help="Where the checkpoint goes, in a new folder")],
+    update: Annotated[str, typer.Option(help="The update rule of every key: assign, add, sgd, adam, ...")] = "assign",
+    argument: Annotated[list[str] | None, typer.Option(help="Of the rule, as in --argument lr=0.1")] = None,
+    consistency: Annotated[str, typer.Option(help="async, bsp or bounded(2)")] = "async",
+) -> None:
+    """Make a checkpoint of the tensors of a plain file, for `gradtide restore`."""
+    from gradtide.store.exchange import make_checkpoint, read_plain
+    from gradtide.store.summary import parse_consistency
+    from gradtide.store.updates import update as rule
+
+    arguments = dict(_argument(text) for text in argument or ())
+    tensors = read_plain(file)
+    chosen = rule(update, **arguments)  # type: ignore[arg-type]  # any name but `reduce`, which has no number
+    taken = make_checkpoint(path, tensors, chosen, parse_consistency(consistency))
+    typer.echo(
+        f"written: {taken.address}, {len(tensors)} keys; start a store with it: gradtide restore {taken.address}"
+    )
+
+
+def _argument(text: str) -> tuple[str, bool | int | float]:
+    from gradtide.errors import ConfigError
+
+    name, _, value = text.partition("=")
+    if value.lower() in ("true", "false"):
+        return name, value.lower() == "true"
+    try:
+        return name, int(value) if value.lstrip("-").isdecimal() else float(value)
+    except ValueError:
+        raise ConfigError(f"--argument {text!r} makes no sense; write NAME=NUMBER, as in lr=0.1") from None

@@ -1,0 +1,266 @@
+"""A run's checkpoints: every so many steps, written beside the training; and where a run goes on.
+
+Every worker writes a file with what only it has, and a line about it; the first worker writes the model, or has the
+servers write it, waits for all lines, and then writes the manifest. A checkpoint that fails is told as an event, and
+training goes on.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from torch import Tensor
+
+from gradtide.checkpoint.entries import FileEntry
+from gradtide.checkpoint.manifest import Manifest, check_header, check_part, check_sizes
+from gradtide.checkpoint.places import Place, open_place
+from gradtide.checkpoint.shelf import Shelf, Taken, find_checkpoint, folder_name
+from gradtide.checkpoint.tensor_file import Part, TensorFile, write_file
+from gradtide.errors import ConfigError, DataError, GradtideError, PeerTimeout
+from gradtide.events import CheckpointFailed, CheckpointTaken, Emit
+from gradtide.handle import Handle
+from gradtide.train.position import Position
+from gradtide.train.run_state import collect, load_groups, load_model, load_optimizer, put_back
+
+if TYPE_CHECKING:
+    from gradtide.store import Store
+    from gradtide.train.loop import Run
+
+__all__ = ["Checkpoints", "Keeper", "Resumed"]
+
+_LOOK_S = 0.02
+_WORKERS_S = 120.0  # for the other workers to write theirs
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """`fit(..., checkpoints=Checkpoints("runs/ck", every=100, resume=True))`."""
+
+    path: str  # a folder, or any address that fsspec knows; all workers and servers must see it
+    every: int = 0  # so many steps; 0: none are written
+    keep: int = 3  # the last so many
+    resume: bool | str = False  # go on with the newest, if there is one; or with the one in this folder
+    token: str = ""  # in the names of this run's checkpoints; the same for all workers
+    options: dict[str, Any] = field(default_factory=dict)  # what must be as it was to go on
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.keep < 1:
+            raise ConfigError(
+                f"a checkpoint every {self.every} steps, keeping {self.keep}, makes no sense; keep 1 or more"
+            )
+
+    def find(self) -> tuple[Place, Manifest] | None:
+        """The checkpoint to go on with."""
+        if isinstance(self.resume, str) and self.resume:
+            return find_checkpoint(self.resume)
+        newest = Shelf(self.path).newest() if self.resume else None
+        return None if newest is None else (open_place(newest.address), newest.manifest)
+
+
+class _Line(msgspec.Struct):
+    """What a worker says about its file."""
+
+    file: FileEntry
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A checkpoint as one worker needs it."""
+
+    address: str
+    position: Position
+    tensors: dict[str, Tensor]
+    optimizer: dict[str, Any]
+
+
+class Keeper:
+    """The checkpoints of one run, as one of its workers sees them."""
+
+    def __init__(self, wanted: Checkpoints, rank: int, size: int, emit: Emit) -> None:
+        self._wanted, self._rank, self._size, self._emit = wanted, rank, size, emit
+        self._options = {**wanted.options, "workers": size}
+        self._writing: Handle[Taken | None] | None = None
+        self._told = (0.0, 0)  # when it began, and with which step
+        found = wanted.find()
+        self.resumed = self._load(*found) if found is not None else None
+
+    # --- going on ---
+
+    def load_model(self, model: Any) -> None:
+        if self.resumed is not None and self._has_model:
+            load_model(model, self.resumed.tensors, self.resumed.address)
+
+    def load_optimizer(self, optimizer: Any) -> Any:
+        """Its options and its state, unless that is on servers."""
+        if self.resumed is not None and self._has_model:
+            load_optimizer(optimizer, self.resumed.tensors, self.resumed.optimizer)
+        elif self.resumed is not None:
+            load_groups(optimizer, self.resumed.optimizer)
+        return optimizer
+
+    @property
+    def _has_model(self) -> bool:
+        return self.resumed is not None and any(name.startswith("model/") for name in self.resumed.tensors)
+
+    def begin(self, run: "Run") -> Position:
+        """Where the run begins: generators and buffers are put back."""
+        if self.resumed is None:
+            return Position()
+        put_back(run, self.resumed.tensors, self.resumed.position.draws)
+        return self.resumed.position
+
+    def go_back(self, run: "Run", folder: str) -> Position:
+        """All shards went back to this checkpoint, and so does this worker."""
+        self.finish()
+        self.resumed = self._load(*find_checkpoint(folder))
+        if self._has_model:
+            self.load_model(run.replicas[0].module)
+        self.load_optimizer(run.optimizers[0])
+        return self.begin(run)
+
+    def _load(self, place: Place, manifest: Manifest) -> Resumed:
+        train = manifest.train
+        if train is None:
+            raise DataError(f"{place.address} is a store's, not a training run's; begin with gradtide restore")
+        self._check_options(train["options"], place.address)
+        lines = [msgspec.convert(line, _Line) for line in train["lines"]]
+        own, first = lines[self._rank], lines[0]
+        check_sizes(place, "", manifest.files)
+        tensors = {**_read(place, first.file), **(_read(place, own.file) if self._rank else {})}
+        return Resumed(place.address, own.position, tensors, train["optimizer"])
+
+    def _check_options(self, saved: dict[str, Any], where: str) -> None:
+        for name, value in self._options.items():
+            if saved.get(name, value) != value:
+                raise ConfigError(f"{where} was made with {name} {saved[name]}, not {value}; resume with the same")
+
+    # --- writing ---
+
+    def after_step(self, run: "Run", at: Position) -> None:
+        """Begins a checkpoint if it is time for one; a failure is told, and nothing else happens."""
+        if not self._wanted.every or at.step % self._wanted.every:
+            return
+        began_s, step = time.monotonic(), at.step
+        self.finish()
+        try:
+            self._writing, self._told = self._begin(run, at), (began_s, step)
+        except GradtideError as error:
+            self._emit(CheckpointFailed(step, str(error)))
+
+    def finish(self) -> None:
+        """Until what is being written is written, or has failed."""
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        began_s, step = self._told
+        try:
+            taken = writing.wait()
+        except GradtideError as error:
+            self._emit(CheckpointFailed(step, str(error)))
+            return
+        if taken is not None:
+            self._emit(CheckpointTaken(step, taken.address, taken.manifest.size_bytes, time.monotonic() - began_s))
+
+    def _begin(self, run: "Run", at: Position) -> "Handle[Taken | None]":
+        shelf, folder = Shelf(self._wanted.path), folder_name(at.step, self._wanted.token)
+        if shelf.is_complete(folder):  # a run that was rewound comes by once more
+            return _done(None)
+        shelf.place.make_folder(folder)
+        store = run.store
+        mine = _Mine(shelf.place, folder, self._rank, msgspec.json.encode(at))
+        mine.tensors, optimizer = collect(run, with_model=run.has_model and self._rank == 0)
+        if self._rank:
+            return _in_background(mine.write_line)
+        if store is None:
+            return _in_background(lambda: self._commit(shelf, folder, at.step, mine, optimizer))
+        return self._with_servers(store, mine, optimizer, at.step)
+
+    def _commit(self, shelf: Shelf, folder: str, step: int, mine: "_Mine", optimizer: dict[str, Any]) -> Taken:
+        try:
+            files, train = self._gather(mine, optimizer)
+            taken = shelf.commit(folder, step, files, train=train)
+        except BaseException:
+            with contextlib.suppress(GradtideError):
+                shelf.place.remove(folder)
+            raise
+        shelf.keep_last(self._wanted.keep)
+        return taken
+
+    def _with_servers(
+        self, store: "Store", mine: "_Mine", optimizer: dict[str, Any], step: int
+    ) -> "Handle[Taken | None]":
+        from gradtide.store.taking import CheckpointOptions
+
+        options = CheckpointOptions(
+            self._wanted.keep, step, mine.folder, beside=lambda place, folder: self._gather(mine, optimizer)
+        )
+        return store.begin_checkpoint(self._wanted.path, options)  # type: ignore[return-value]
+
+    def _gather(self, mine: "_Mine", optimizer: dict[str, Any]) -> tuple[tuple[FileEntry, ...], dict[str, Any]]:
+        """Our own file, then the lines of all workers."""
+        mine.write_line()
+        lines = [self._wait_for_line(mine, rank) for rank in range(self._size)]
+        train = {"options": self._options, "optimizer": optimizer, "lines": msgspec.to_builtins(lines)}
+        return tuple(line.file for line in lines), train
+
+    def _wait_for_line(self, mine: "_Mine", rank: int) -> _Line:
+        name, deadline_s = f"{mine.folder}/worker-{rank}.json", time.monotonic() + _WORKERS_S
+        while mine.place.size(name) is None:
+            if time.monotonic() > deadline_s:
+                raise PeerTimeout(f"worker {rank} has not written its part within {_WORKERS_S:g} s")
+            time.sleep(_LOOK_S)
+        with mine.place.read(name) as file:
+            return msgspec.json.decode(file.read(), type=_Line)
+
+
+class _Mine:
+    """What one worker adds to a checkpoint."""
+
+    def __init__(self, place: Place, folder: str, rank: int, position: bytes) -> None:
+        self.place, self.folder, self._rank = place, folder, rank
+        self._position = msgspec.json.decode(position, type=Position)
+        self.tensors: dict[str, Tensor] = {}
+
+    def write_line(self) -> None:
+        name = f"worker-{self._rank}"
+        entry = write_file(self.place, self.folder, f"{name}.safetensors", [Part(name, self.tensors)])
+        self.place.commit(f"{self.folder}/{name}.json", msgspec.json.encode(_Line(entry, self._position)))
+
+
+def _read(place: Place, entry: FileEntry) -> dict[str, Tensor]:
+    with TensorFile(place, entry.name) as file:
+        check_header(file, entry)
+        (part,) = entry.parts
+        tensors, digest = file.read(part.start, part.end)
+        check_part(file, part, digest)
+    return tensors
+
+
+def _done(result: None) -> "Handle[Taken | None]":
+    handle: Handle[Taken | None] = Handle("checkpoint")
+    handle.finish(result)
+    return handle
+
+
+def _in_background(work: Callable[[], Taken | None]) -> "Handle[Taken | None]":
+    handle: Handle[Taken | None] = Handle("checkpoint")
+
+    def run() -> None:
+        try:
+            handle.finish(work())
+        except BaseException as error:
+            handle.fail(error)
+
+    threading.Thread(target=run, name="gradtide-checkpoint", daemon=True).start()
+    return handle
+
+
+def new_token() -> str:
+    """For the names of a run's checkpoints."""
+    return os.urandom(3).hex()

@@ -1,0 +1,35 @@
+"""Where a run is: its epoch, the batches of it that are done, and what was seen so far."""
+
+import msgspec
+
+__all__ = ["History", "Position"]
+
+
+class History(msgspec.Struct):
+    """What a run saw, an entry an epoch."""
+
+    loss: list[float] = []
+    accuracy: list[float | None] = []
+    test_loss: list[float] = []
+    test_accuracy: list[float | None] = []
+
+
+class Position(msgspec.Struct):
+    """After `step` steps, `in_epoch` of them in this epoch; the sums are over these."""
+
+    epoch: int = 1
+    in_epoch: int = 0
+    step: int = 0
+    samples: int = 0
+    summed: float = 0.0  # of the losses
+    correct: int = 0
+    classes: bool = True  # whether all targets so far were classes
+    batches: int | None = None  # of an epoch, once that is known
+    lr: float = 0.0  # of the last step
+    draws: bool = True  # whether the model draws random numbers, as far as is known
+    history: History = msgspec.field(default_factory=History)
+
+    def next_epoch(self) -> None:
+        self.batches = self.in_epoch or self.batches
+        self.epoch, self.in_epoch = self.epoch + 1, 0
+        self.samples, self.summed, self.correct, self.classes = 0, 0.0, 0, True

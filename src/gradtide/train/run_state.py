@@ -1,0 +1,98 @@
+"""What a run needs to go on bit for bit, as tensors by name and plain values: model, optimizer, buffers, generators."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from gradtide.errors import DataError
+
+if TYPE_CHECKING:
+    from gradtide.train.loop import Run
+
+__all__ = ["collect", "load_groups", "load_model", "load_optimizer", "put_back"]
+
+MODEL, STATE, REPLICA, RANDOM = "model/", "optimizer/", "replica-", "random/"
+
+
+def collect(run: "Run", *, with_model: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Copies of everything; `with_model`: of the model and its optimizer too, else somebody else has them."""
+    found: dict[str, Tensor] = {f"{RANDOM}now": torch.get_rng_state(), f"{RANDOM}epoch": run.epoch_random}
+    for i, replica in enumerate(run.replicas):
+        device = replica.device.torch_device
+        if device.type == "cuda":
+            found[f"{RANDOM}device-{i}"] = torch.cuda.get_rng_state(device)
+        elif run.randomness is not None and (random := run.randomness[i]) is not None:
+            found[f"{RANDOM}device-{i}"] = random.generator.get_state()
+        found |= {f"{REPLICA}{i}/{name}": buffer for name, buffer in replica.module.named_buffers()}
+    first = run.optimizers[0]
+    plain: dict[str, Any] = {"groups": [_plain(group) for group in first.param_groups], "state": {}}
+    if with_model:
+        found |= {f"{MODEL}{name}": tensor for name, tensor in run.replicas[0].module.state_dict().items()}
+        for index, state in first.state_dict()["state"].items():
+            plain["state"][str(index)] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
+            found |= {f"{STATE}{index}/{name}": v for name, v in state.items() if isinstance(v, Tensor)}
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}, plain
+
+
+def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def load_model(model: nn.Module, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Raises DataError when the checkpoint is of another model; then nothing was changed."""
+    found = {name[len(MODEL) :]: tensor for name, tensor in tensors.items() if name.startswith(MODEL)}
+    own = model.state_dict()
+    for name in own:
+        if name not in found:
+            raise DataError(f"{where} has no {name!r}, which the model has; resume with the model that was trained")
+        if found[name].shape != own[name].shape:
+            raise DataError(
+                f"{name!r} is {tuple(found[name].shape)} in {where}, and {tuple(own[name].shape)} in the model; resume "
+                "with the model that was trained"
+            )
+    model.load_state_dict({name: found[name] for name in own})
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
+    """The options of its groups, and its state."""
+    states: dict[int, dict[str, Any]] = {int(index): dict(state) for index, state in plain["state"].items()}
+    for name, tensor in tensors.items():
+        if name.startswith(STATE):
+            index, _, key = name[len(STATE) :].partition("/")
+            states.setdefault(int(index), {})[key] = tensor.clone()
+    own = optimizer.state_dict()
+    groups = [
+        {**group, **{key: _like(value, group.get(key)) for key, value in saved.items()}}
+        for group, saved in zip(own["param_groups"], plain["groups"], strict=True)
+    ]
+    optimizer.load_state_dict({"state": states, "param_groups": groups})
+
+
+def load_groups(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any]) -> None:
+    """The options alone: the state is on servers."""
+    for group, saved in zip(optimizer.param_groups, plain["groups"], strict=True):
+        group.update({key: _like(value, group.get(key)) for key, value in saved.items()})
+
+
+def _like(value: Any, example: Any) -> Any:
+    """JSON has no tuples."""
+    return tuple(value) if isinstance(value, list) and isinstance(example, tuple) else value
+
+
+def put_back(run: "Run", tensors: Mapping[str, Tensor], draws: bool) -> None:
+    """Generators and every device's own buffers. The epoch's own generator is put back when its data is read again."""
+    # Clones: a generator reads a state from where its storage begins, wherever the tensor does.
+    run.epoch_random, run.resumed_random = tensors[f"{RANDOM}epoch"].clone(), tensors[f"{RANDOM}now"].clone()
+    if not draws:
+        run.randomness = None
+    for i, replica in enumerate(run.replicas):
+        state = tensors.get(f"{RANDOM}device-{i}")
+        if state is not None and replica.device.torch_device.type == "cuda":
+            torch.cuda.set_rng_state(state.clone(), replica.device.torch_device)
+        elif state is not None and run.randomness is not None and (random := run.randomness[i]) is not None:
+            random.generator.set_state(state.clone())
+        with torch.no_grad():
+            for name, buffer in replica.module.named_buffers():
+                buffer.copy_(tensors[f"{REPLICA}{i}/{name}"])
