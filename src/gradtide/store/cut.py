@@ -57,8 +57,8 @@ class Cut(Generic[V]):
     def copy_due(self, most_bytes: int, *, all_came_by: bool) -> int:
         """Copies what has closed the round, up to so many bytes; returns how many it was.
 
-        `all_came_by`: everybody has been here with that round or a later one, so a block that nobody's push waits for
-        will get none up to that round.
+        `all_came_by`: everybody has been here with a later round, so a block in which nobody's push waits will get none
+        up to the cut's.
         """
         copied = self._copy_what_is_outside_of_rounds()
         for name in list(self.missing):
@@ -96,7 +96,8 @@ class Cutting(Generic[V]):
     round: int
     epoch: int  # of the table: when it changes, others hold other shards, and this is over
     begun_s: float
-    cuts: dict[int, Cut[V]]  # of shards that are not whole yet
+    shards: tuple[Shard[V], ...]
+    cuts: dict[int, Cut[V]]  # of those that are not whole yet
     failed: str = ""
 
     @classmethod
@@ -104,14 +105,15 @@ class Cutting(Generic[V]):
         cls, name: str, client: str, round_: int, epoch: int, shards: Iterable[Shard[V]], now_s: float
     ) -> "Cutting[V]":
         """Raises Refusal when it is too late for that round."""
-        cuts = {shard.number: Cut.of(shard, round_) for shard in shards if shard.blocks}
+        held = tuple(shard for shard in shards if shard.blocks)
+        cuts = {shard.number: Cut.of(shard, round_) for shard in held}
         for number, cut in cuts.items():
             cut.shard.cut = cuts[number]
-        return cls(name, client, round_, epoch, now_s, cuts)
+        return cls(name, client, round_, epoch, now_s, held, cuts)
 
     def take(self, most_bytes: int, members: Mapping[int, Member]) -> Iterator[tuple[Snapshot, tuple[V, ...]]]:
         """Copies what is due, up to so many bytes, and hands over the shards that are whole."""
-        came = self._all_came_by(members)
+        came = bool(self.cuts) and self._all_came_by(members)
         for number, cut in list(self.cuts.items()):
             if not cut.done and most_bytes > 0:
                 most_bytes -= cut.copy_due(most_bytes, all_came_by=came)
@@ -139,18 +141,14 @@ class Cutting(Generic[V]):
         return "its copies are not all made"
 
     def _all_came_by(self, members: Mapping[int, Member]) -> bool:
-        """Has every member been at this server with the cut's round, or a later one?
+        """Has every member been at this server with a later round than the cut's?
 
-        What a client sends to one server arrives in the order in which it was said; so nothing up to that round is
-        still on its way here.
+        What a client sends to one server arrives in the order in which it was said, request by request; so nothing up
+        to the cut's round is still on its way here.
         """
         reached: dict[int, int] = {}
-        for cut in self.cuts.values():
-            for block in cut.shard.blocks.values():
+        for shard in self.shards:
+            for block in shard.blocks.values():
                 for worker, round_ in block.reached.items():
                     reached[worker] = max(round_, reached.get(worker, 0))
-        return all(
-            reached.get(member.worker, 0) >= self.round
-            for member in members.values()
-            if member.from_round <= self.round
-        )
+        return all(reached.get(member.worker, 0) > self.round for member in members.values())

@@ -1,7 +1,7 @@
 """A server's part in checkpoints: copies its shards as of one cut, and writes them from a thread of its own."""
 
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -21,6 +21,7 @@ __all__ = ["Cutter"]
 
 FILE_BYTES = 64 << 20  # about how much goes into one file
 _AHEAD_BYTES = 2 * FILE_BYTES  # copies that may wait to be written, if nothing forces more
+_REMEMBERED = 8  # checkpoints whose outcome is known after the next one has begun
 _PATIENCE_S = 60.0  # for the round of the cut to be closed
 
 
@@ -32,6 +33,7 @@ class Cutter:
         self._cutting: Cutting[Tensor] | None = None
         self._writing: _Writing | None = None
         self._waiting: dict[str, CollectCut] = {}  # by client
+        self._written: OrderedDict[str, _Writing] = OrderedDict()  # by name: for those who did not ask yet
 
     @property
     def active(self) -> bool:
@@ -46,7 +48,7 @@ class Cutter:
             return [self._refuse(message, "epoch", "the table of servers has changed")]
         if isinstance(message, BeginCut):
             return [self._begin(message, now_s)]
-        if self._cutting is None or self._cutting.name != message.name:
+        if self._find(message.name) is None:
             return [self._refuse(message, "cut", "the table of servers has changed meanwhile; take it again")]
         self._waiting[message.client] = message
         return self.poll(now_s)
@@ -67,10 +69,19 @@ class Cutter:
             writing.abandon(cutting.failed)
         elif not cutting.cuts:
             writing.finish()
-        if not writing.over:
-            return []
-        waiting, self._waiting = self._waiting, {}
-        return [self._answer(message, writing) for message in waiting.values()]
+        return self._answer_those_who_wait()
+
+    def _answer_those_who_wait(self) -> list[Answer[Tensor]]:
+        answers = []
+        for client, message in list(self._waiting.items()):
+            writing = self._find(message.name)
+            if writing is None or writing.over:
+                del self._waiting[client]
+                answers.append(self._answer(message, writing))
+        return answers
+
+    def _find(self, name: str) -> "_Writing | None":
+        return self._writing if self._cutting is not None and self._cutting.name == name else self._written.get(name)
 
     def close(self) -> None:
         if self._writing is not None:
@@ -79,14 +90,17 @@ class Cutter:
 
     def _begin(self, message: BeginCut, now_s: float) -> Answer[Tensor]:
         old = self._cutting
-        if old is not None and old.name == message.name and not old.failed:
+        if message.name in self._written or (old is not None and old.name == message.name):  # it was said twice
             return Answer(message.client, CutBegun(message.sequence))
         if old is not None and (old.cuts or self._is_writing) and not old.failed:
             if old.client != message.client:
                 return self._refuse(message, "cut", "another checkpoint is being taken; wait for it")
             old.fail("its client has begun another")
-        if self._writing is not None:
+        if old is not None and self._writing is not None:
             self._writing.abandon("its client has begun another")
+            self._written[old.name] = self._writing
+            while len(self._written) > _REMEMBERED:
+                self._written.popitem(last=False)
         try:
             shards = list(self._host.shards.values())
             self._cutting = Cutting.begin(message.name, message.client, message.round, self._host.epoch, shards, now_s)
@@ -95,7 +109,9 @@ class Cutter:
         self._writing = _Writing(message.folder, self._host.name, self._wake)
         return Answer(message.client, CutBegun(message.sequence))
 
-    def _answer(self, message: CollectCut, writing: "_Writing") -> Answer[Tensor]:
+    def _answer(self, message: CollectCut, writing: "_Writing | None") -> Answer[Tensor]:
+        if writing is None:
+            return self._refuse(message, "cut", "too many others were taken meanwhile; take it again")
         if writing.failed:
             return self._refuse(message, "cut", writing.failed)
         return Answer(message.client, CutWritten(message.sequence, tuple(writing.files), tuple(writing.shards)))
