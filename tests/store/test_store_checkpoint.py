@@ -197,6 +197,7 @@ def kill_during_checkpoints(forks, path, kills):
             timer.join()
             newest = Shelf(path).newest()
             values = collect_values(open_place(newest.address), verify(open_place(newest.address)))
+            assert sorted(values) == KEYS
             assert {float(v) for key in KEYS for v in values[key].unique()} <= {float(n) for n in range(kill + 2)}
             servers.wait_until_healed(victim)
         assert {float(v) for v in store.pull("k0").unique()} == {float(kills)}

@@ -91,7 +91,9 @@ class Cutter:
     def _begin(self, message: BeginCut, now_s: float) -> Answer[Tensor]:
         old = self._cutting
         if message.name in self._written or (old is not None and old.name == message.name):  # it was said twice
-            return Answer(message.client, CutBegun(message.sequence))
+            known = self._find(message.name)
+            assert known is not None
+            return Answer(message.client, CutBegun(message.sequence, known.epoch))
         if old is not None and (old.cuts or self._is_writing) and not old.failed:
             if old.client != message.client:
                 return self._refuse(message, "cut", "another checkpoint is being taken; wait for it")
@@ -106,15 +108,16 @@ class Cutter:
             self._cutting = Cutting.begin(message.name, message.client, message.round, self._host.epoch, shards, now_s)
         except Refusal as refusal:
             return self._refuse(message, refusal.reason, refusal.text)
-        self._writing = _Writing(message.folder, self._host.name, self._wake)
-        return Answer(message.client, CutBegun(message.sequence))
+        self._writing = _Writing(message.folder, self._host.name, self._host.epoch, self._wake)
+        return Answer(message.client, CutBegun(message.sequence, self._host.epoch))
 
     def _answer(self, message: CollectCut, writing: "_Writing | None") -> Answer[Tensor]:
         if writing is None:
             return self._refuse(message, "cut", "too many others were taken meanwhile; take it again")
         if writing.failed:
             return self._refuse(message, "cut", writing.failed)
-        return Answer(message.client, CutWritten(message.sequence, tuple(writing.files), tuple(writing.shards)))
+        files, shards = tuple(writing.files), tuple(writing.shards)
+        return Answer(message.client, CutWritten(message.sequence, writing.epoch, files, shards))
 
     def _refuse(self, message: Question, reason: Reason, text: str) -> Answer[Tensor]:
         line = text if reason != "cut" else f"the checkpoint failed on {self._host.name}: {text}"
@@ -124,8 +127,8 @@ class Cutter:
 class _Writing:
     """A thread that writes shards, some 64 MB to a file, in the order in which they come."""
 
-    def __init__(self, folder: str, server: str, wake: Callable[[], None]) -> None:
-        self._folder, self._server, self._wake = folder, server, wake
+    def __init__(self, folder: str, server: str, epoch: int, wake: Callable[[], None]) -> None:
+        self._folder, self._server, self.epoch, self._wake = folder, server, epoch, wake
         self._queue: deque[tuple[Snapshot, Sequence[Tensor]]] = deque()
         self._changed = threading.Condition()
         self._last = False

@@ -334,15 +334,17 @@ class Listed(_Wire, frozen=True, tag=24):
 
 
 class CutBegun(_Wire, frozen=True, tag=26):
-    """Answers BeginCut: from here on the cut can't be missed."""
+    """Answers BeginCut: from here on the cut can't be missed. It is through the shards of this epoch."""
 
     sequence: int
+    epoch: int
 
 
 class CutWritten(_Wire, frozen=True, tag=27):
     """Answers CollectCut: the files are on disk."""
 
     sequence: int
+    epoch: int  # of the cut
     files: tuple[FileEntry, ...]
     shards: tuple[ShardEntry, ...]
 

@@ -23,6 +23,7 @@ __all__ = ["Beside", "CheckpointOptions", "begin_checkpoint"]
 
 # What somebody else adds to a checkpoint while its servers write: (place, folder) -> files, and lines for the manifest.
 Beside = Callable[[Place, str], tuple[tuple[FileEntry, ...], dict[str, Any] | None]]
+_CHANGED = "the checkpoint failed: the table of servers has changed meanwhile; take it again"
 _TRIES = 8  # to find a round that nobody has closed yet: each time further ahead
 
 
@@ -57,7 +58,9 @@ def begin_checkpoint(
         address = f"{shelf.place.address}/{folder}"
         try:
             question = BeginCut(0, session.client, session.incarnation, 0, address, address, round_)
-            _ask(engine, question, CutBegun, "the checkpoint's cut").wait()
+            epochs = [told.epoch for told in _ask(engine, question, CutBegun, "the checkpoint's cut").wait()]
+            if len(set(epochs)) != 1:
+                raise StoreError(_CHANGED)
         except _Passed:
             with contextlib.suppress(GradtideError):
                 shelf.place.remove(folder)
@@ -66,7 +69,7 @@ def begin_checkpoint(
             with contextlib.suppress(GradtideError):
                 shelf.place.remove(folder)
             raise
-        return _Collecting(engine, shelf, options, step, folder, round_).start()
+        return _Collecting(engine, shelf, options, step, folder, round_, epochs).start()
     raise StoreError(f"rounds close faster than a cut can be announced ({_TRIES} tries); take it from a worker")
 
 
@@ -87,10 +90,17 @@ class _Collecting:
     """What is left of a checkpoint after the cut, in a thread of its own."""
 
     def __init__(
-        self, engine: "Engine", shelf: Shelf, options: CheckpointOptions, step: int, folder: str, round_: int
+        self,
+        engine: "Engine",
+        shelf: Shelf,
+        options: CheckpointOptions,
+        step: int,
+        folder: str,
+        round_: int,
+        epochs: list[int],
     ) -> None:
         self._engine, self._shelf, self._options = engine, shelf, options
-        self._step, self._folder, self._round = step, folder, round_
+        self._step, self._folder, self._round, self._epochs = step, folder, round_, epochs
         self._handle: Handle[Taken] = Handle(f"checkpoint {folder}")
 
     def start(self) -> Handle[Taken]:
@@ -114,6 +124,8 @@ class _Collecting:
         options, place = self._options, self._shelf.place
         files, train = options.beside(place, self._folder) if options.beside is not None else ((), None)
         written = pending.wait(options.timeout_s)
+        if [told.epoch for told in written] != self._epochs:  # else a server's part would be missing
+            raise StoreError(_CHANGED)
         taken = self._shelf.commit(
             self._folder,
             self._step,

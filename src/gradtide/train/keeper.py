@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Checkpoints", "Keeper", "Resumed"]
 
 _LOOK_S = 0.02
+_LAST_S = 10.0  # for what is being written when a run is interrupted
 _WORKERS_S = 120.0  # for the other workers to write theirs
 
 
@@ -166,6 +167,13 @@ class Keeper:
             return
         if taken is not None:
             self._emit(CheckpointTaken(step, taken.address, taken.manifest.size_bytes, time.monotonic() - began_s))
+
+    def close(self) -> None:
+        """The run is over, well or badly: what is nearly written may still become a checkpoint."""
+        if self._writing is not None:
+            with contextlib.suppress(GradtideError):
+                self._writing.wait(_LAST_S)
+            self._writing = None
 
     def _begin(self, run: "Run", at: Position) -> "Handle[Taken | None]":
         shelf, folder = Shelf(self._wanted.path), folder_name(at.step, self._wanted.token)

@@ -92,6 +92,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
         try:
             return run.train(source, tests, epochs, rates, emit, keeper)
         finally:  # an interrupted run leaves what it learnt
+            keeper.close()
             run.close()
             model.load_state_dict(run.replicas[0].module.state_dict())
 
