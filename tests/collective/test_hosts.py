@@ -2,57 +2,14 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 RATE_BYTES = 20e6  # slow enough that the processors don't matter: 160 Mbit/s
 HERE = Path(__file__).parent
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(arguments, check=True, capture_output=True, text=True)
-
-
-@pytest.fixture
-def two_hosts():
-    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
-        pytest.skip("two hosts need root, ip and tc (iproute2)")
-    names = [f"gradtide-{os.getpid()}-{i}" for i in range(2)]
-    with ExitStack() as stack:
-        try:
-            for name in names:
-                _ip("ip", "netns", "add", name)
-                stack.callback(_ip, "ip", "netns", "del", name)
-            _ip("ip", "link", "add", "gt0", "netns", names[0], "type", "veth", "peer", "name", "gt1", "netns", names[1])
-            for i, name in enumerate(names):
-                inside = ("ip", "netns", "exec", name)
-                _ip(*inside, "ip", "addr", "add", f"10.77.0.{i + 1}/24", "dev", f"gt{i}")
-                _ip(*inside, "ip", "link", "set", f"gt{i}", "up")
-                _ip(*inside, "ip", "link", "set", "lo", "up")
-                _ip(
-                    *inside,
-                    "tc",
-                    "qdisc",
-                    "add",
-                    "dev",
-                    f"gt{i}",
-                    "root",
-                    "tbf",
-                    "rate",
-                    "160mbit",
-                    "burst",
-                    "32kb",
-                    "latency",
-                    "200ms",
-                )
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces can't be made here: {error.stderr.strip()}")
-        yield names
 
 
 @pytest.mark.slow  # it measures: beside other work the links and the processes share the cores

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from gradtide.collective.choose import nominal_topology
 from gradtide.collective.execute import execute_in_process
-from gradtide.collective.torch_wire import execute_over_torch, open_gloo
+from gradtide.collective.gloo import open_gloo
+from gradtide.collective.torch_wire import execute_over_torch
 from gradtide.errors import ScheduleError
 from gradtide.schedule.model import Op, Schedule
 from gradtide.schedule.request import STRATEGIES, NotApplicable, Request
@@ -32,9 +33,9 @@ def three_ways(rank, size, text, count, dtype, reduction, shared, folder):
     group.all_reduce(over_memory, reduction, strategy=schedule)
     if size not in _gloo:
         store = torch.distributed.FileStore(f"{folder}/store{size}", size)
-        _gloo[size] = open_gloo(store, rank, size, "127.0.0.1", 30)
+        _gloo[size] = open_gloo(store, rank, size, "127.0.0.1", 30)  # kept, with its connections
     over_messages = inputs[rank].clone()
-    execute_over_torch(schedule, over_messages, reduction, group=_gloo[size])
+    execute_over_torch(schedule, over_messages, reduction, group=_gloo[size].group)
     in_process = [tensor.clone() for tensor in inputs]
     execute_in_process(schedule, in_process, reduction)
     assert same(over_memory, in_process[rank]), f"shared memory: {over_memory} is not {in_process[rank]}"

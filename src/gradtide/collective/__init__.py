@@ -19,6 +19,8 @@ programme.py     from a schedule to what one process has to do
 execute.py       does it: on devices of one process, over memory, over messages
 runner.py        the same for a group's ranks
 torch_wire.py    messages over torch.distributed
+gloo.py          a Gloo group of our own, and waiting on it that looks around
+watch.py         who is lost and who is late, in a job on several hosts
 probing.py       measures the links between the ranks
 
 segments.py      tensors in memory that all ranks see

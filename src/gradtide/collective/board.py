@@ -16,6 +16,7 @@ import torch
 
 from gradtide.collective.kernels import BUFFERS, DONE, KERNELS, LINE_BYTES, MISMATCHED, WAITING, Line, Me
 from gradtide.collective.signature import TEXTS, Signature
+from gradtide.collective.watch import Watch
 from gradtide.errors import CommunicationError, Mismatch, PeerLost, PeerTimeout
 from gradtide.transport.futex import futex_wait
 from gradtide.transport.memory import address_of, tensor_over
@@ -69,6 +70,7 @@ class Board:
     def __init__(self, rank: int, names: Sequence[int], peers: Peers, mapping: mmap.mmap) -> None:
         """names: what each rank of this host is called in errors: its number in the whole job."""
         self._names, size = names, len(names)
+        self.watch: Watch | None = None  # of a job on several hosts, once there is one
         self.rank, self.size, self.layout, self.peers = rank, size, Layout(size), peers
         self.bytes = tensor_over(mapping, torch.uint8, (self.layout.total_bytes,))
         self.base = address_of(mapping)
@@ -165,8 +167,8 @@ class Board:
         """Raises one of this rank's counters, and wakes who sleeps on it."""
         self._raise(self.base + offset, value)
 
-    def wait(self, offset: int, value: int, owner: int, what: str, timeout_s: float) -> None:
-        """Waits until `owner` raised a counter to `value`."""
+    def wait(self, offset: int, value: int, owner: int, what: str, timeout_s: float, *, alone: bool = False) -> None:
+        """Waits until `owner` raised a counter to `value`. alone: nobody but the owner matters."""
         address = self.base + offset
         if self._spin(address, value, self.spins, self.yields) == DONE:
             return
@@ -174,19 +176,24 @@ class Board:
         counters[owner] = address
         deadline = time.monotonic() + timeout_s
         while self._spin(address, value, 1, 0) != DONE:
-            self._sleep(counters, value, what, deadline, timeout_s)
+            self._sleep(counters, value, what, deadline, timeout_s, alone)
 
     def reached(self, offset: int, value: int) -> bool:
         """Whether a counter is at `value` already."""
         return int(self._spin(self.base + offset, value, 1, 0)) == DONE
 
-    def _sleep(self, counters: list[int], value: int, what: str, deadline: float, timeout_s: float) -> None:
+    def _sleep(
+        self, counters: list[int], value: int, what: str, deadline: float, timeout_s: float, alone: bool = False
+    ) -> None:
         """Sleeps until who is behind may have come, or says who is dead or late. counters: one a rank, 0 for none."""
         behind = [r for r, address in enumerate(counters) if address and self._spin(address, value, 1, 0) != DONE]
         if not behind:
             return
         if self._closed:
             raise CommunicationError(f"the group was closed during {what}; wait for what you ask for")
+        watch = None if alone else self.watch
+        if watch is not None:
+            watch.check()
         # Looked at in this order: who arrived before it died still counts as there.
         gone = set(self.peers.gone())
         lost = [rank for rank in behind if rank in gone and self._spin(counters[rank], value, 1, 0) != DONE]
@@ -195,11 +202,11 @@ class Board:
                 f"{self._called(lost)} died or left during {what}; see its own output, then start a new group"
             )
         remaining = deadline - time.monotonic()
-        if remaining <= 0:
+        if remaining <= 0 and not (watch is not None and watch.may_go_on(self._called(behind))):
             raise PeerTimeout(f"{self._called(behind)} did not arrive at {what} within {timeout_s:g} s; is it stuck?")
         seen = self._before_sleep(counters[behind[0]])
         if seen < value:
-            futex_wait(counters[behind[0]], seen, min(_LOOK_S, remaining))
+            futex_wait(counters[behind[0]], seen, min(_LOOK_S, remaining) if remaining > 0 else _LOOK_S)
 
     def check_process(self) -> None:
         if self.peers.process != os.getpid():

@@ -129,7 +129,7 @@ class Calls:
             self._broken_by = type(error) if isinstance(error, (PeerLost, PeerTimeout)) else CommunicationError
             self._break(f"{type(error).__name__}: {error}".rstrip(": "))
             if isinstance(self._backend, ManyHosts):
-                self._backend.close()  # the ranks of this host wait for us, not for who is lost: tell them at once
+                self._backend.watch.give_up(error)  # the others wait for us, not for who is lost: tell them at once
             raise
 
 

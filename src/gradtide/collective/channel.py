@@ -52,7 +52,7 @@ class Channels:
     def _put(self, piece: torch.Tensor, target: int, what: str, timeout_s: float) -> None:
         board, number = self._board, self._sent[target]
         tail = board.layout.tail(board.rank, target)
-        board.wait(tail, number + 1 - CHANNEL_BUFFERS, target, f"send to rank {target}: {what}", timeout_s)
+        board.wait(tail, number + 1 - CHANNEL_BUFFERS, target, f"send to rank {target}: {what}", timeout_s, alone=True)
         self._buffer(board.rank, target, number)[: len(piece)].copy_(piece)
         self._sent[target] = number + 1
         board.post(board.layout.head(board.rank, target), number + 1)
@@ -60,7 +60,7 @@ class Channels:
     def _get(self, piece: torch.Tensor, source: int, what: str, timeout_s: float) -> None:
         board, number = self._board, self._received[source]
         head = board.layout.head(source, board.rank)
-        board.wait(head, number + 1, source, f"receive from rank {source}: {what}", timeout_s)
+        board.wait(head, number + 1, source, f"receive from rank {source}: {what}", timeout_s, alone=True)
         piece.copy_(self._buffer(source, board.rank, number)[: len(piece)])
         self._received[source] = number + 1
         board.post(board.layout.tail(source, board.rank), number + 1)

@@ -1,6 +1,7 @@
 """Group: ranks that work together. This file checks and prepares what is asked for; one_host.py and others do it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -148,9 +149,8 @@ class Group:
         backend = self._backend
 
         def work(call: Call, prepared: Tensor) -> None:
-            if isinstance(backend, ManyHosts):
-                backend.agree(call)
-            self._runner.run(call, schedule, prepared, how)
+            with backend.together(call) if isinstance(backend, ManyHosts) else nullcontext():
+                self._runner.run(call, schedule, prepared, how)
 
         return self._calls.in_place(signature, tensor, work, async_op, timeout_s)
 

@@ -1,5 +1,6 @@
 """How a group comes to be: on one host by name, or from a launcher's environment on as many hosts as there are."""
 
+import socket
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -7,13 +8,16 @@ from typing import Any
 import torch.distributed as dist
 
 from gradtide.collective.board import Board, Layout
+from gradtide.collective.gloo import open_gloo
 from gradtide.collective.many_hosts import ManyHosts
 from gradtide.collective.one_host import OneHost
 from gradtide.collective.runner import Runner
-from gradtide.collective.torch_wire import TorchWire, open_gloo
+from gradtide.collective.torch_wire import WatchedWire
+from gradtide.collective.watch import Watch
 from gradtide.environment import Launch
 from gradtide.errors import ConfigError
 from gradtide.transport.hosts import find_hosts, local_address, open_store
+from gradtide.transport.lifelines import join_lifelines
 from gradtide.transport.rendezvous import Place, join_host
 
 __all__ = ["address_seen", "join_beside", "join_job", "join_one_host", "join_store"]
@@ -44,7 +48,7 @@ def join_store(
 ) -> tuple[OneHost | ManyHosts, Runner, list[int]]:
     """The same, for ranks that share a store of torch's for this group alone.
 
-    address: where ranks of other hosts find this one, if there are any; None leaves that to Gloo.
+    address: where ranks of other hosts find this one, if there are any; None: by this host's name.
     """
     hosts = find_hosts(store, rank, size, timeout_s)
     here, leaders = hosts.together_with(rank), hosts.all_leaders()
@@ -53,8 +57,12 @@ def join_store(
     host = _meet(place, here, timeout_s)
     if len(leaders) == 1:
         return host, Runner(host, rank, here, size, None), host_of
-    wire = TorchWire(open_gloo(store, rank, size, address(), timeout_s), timeout_s)
-    return ManyHosts(host, hosts, rank, wire), Runner(host, rank, here, size, wire), host_of
+    found = address() or socket.gethostbyname(socket.gethostname())
+    gloo = open_gloo(store, rank, size, found, timeout_s)
+    lines = join_lifelines(store, rank, size, found, timeout_s)
+    watch = host.board.watch = Watch(rank, lines, gloo.interrupt)
+    runner = Runner(host, rank, here, size, lambda timeout_s: WatchedWire(gloo, watch, timeout_s))
+    return ManyHosts(host, hosts, rank, gloo, watch), runner, host_of
 
 
 def join_beside(process_group: Any, timeout_s: float) -> tuple[OneHost | ManyHosts, Runner, list[int]]:

@@ -4,14 +4,20 @@ Each operation first lets the leaders compare what their hosts ask for, so that 
 not a hang. That is one round trip, which is little beside the operation itself on such a network.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from gradtide.collective.announcement import Announcement
 from gradtide.collective.execute import run_programme
+from gradtide.collective.gloo import Gloo
 from gradtide.collective.one_host import Call, OneHost
 from gradtide.collective.programme import write_programme
 from gradtide.collective.reductions import Reduction, reduction
-from gradtide.collective.torch_wire import TorchWire
+from gradtide.collective.signature import sign
+from gradtide.collective.torch_wire import MessageWire, WatchedWire
+from gradtide.collective.watch import Watch
 from gradtide.errors import Mismatch
 from gradtide.schedule.model import Kind, Op, Schedule
 from gradtide.transport.hosts import Hosts
@@ -19,48 +25,69 @@ from gradtide.transport.hosts import Hosts
 __all__ = ["ManyHosts"]
 
 _TEXT_BYTES = 1024
+_AGREEMENT = sign("what the hosts ask for")
 _AGREE, _MOVE, _MESSAGE = 1 << 24, 1 << 25, 1 << 26  # tags; below them are those of schedules
 
 
 class ManyHosts:
     """Every collective, between the ranks of a job on several hosts."""
 
-    def __init__(self, host: OneHost, hosts: Hosts, rank: int, wire: TorchWire) -> None:
-        self.host, self.rank, self.size = host, rank, len(hosts.leaders)
-        self._hosts, self._wire = hosts, wire
+    def __init__(self, host: OneHost, hosts: Hosts, rank: int, gloo: Gloo, watch: Watch) -> None:
+        self.host, self.rank, self.size, self.watch = host, rank, len(hosts.leaders), watch
+        self._hosts, self._gloo = hosts, gloo
         self._here = hosts.together_with(rank)  # global ranks by local rank
         self._leaders = hosts.all_leaders()
         self._leads = rank == hosts.leaders[rank]
         self._between = _exchange_schedule(len(self._leaders))
 
     def close(self) -> None:
+        self.watch.close()
+        self._gloo.close()
         self.host.close()
 
     def barrier(self, call: Call) -> None:
-        self.host.barrier(call)
-        self.agree(call)
+        with self.together(call):
+            pass
 
-    def agree(self, call: Call) -> None:
-        """Raises the same Mismatch on every rank if hosts ask for different things. The wait is a barrier too."""
-        text = torch.zeros(len(self._leaders), _TEXT_BYTES, dtype=torch.uint8)
-        mine = call.signature.text.encode()[:_TEXT_BYTES]
-        if self._leads:
-            own = text[self._leaders.index(self.rank)]
-            own[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-            self._swap_rows(call, text, _AGREE)
-        # A mismatch inside a host is found by this meeting, before its leader's text matters to anybody here.
-        self.host.broadcast(call, text, 0)
-        said = {
-            leader: bytes(row.tolist()).rstrip(b"\0").decode(errors="replace")
-            for leader, row in zip(self._leaders, text, strict=True)
-        }
+    @contextmanager
+    def together(self, call: Call) -> Iterator[None]:
+        """Every collective runs inside this: it begins when all ranks have come for the same thing, and what happens
+        to any of them ends it for all."""
+        with self.watch.during(call.signature.text, call.timeout_s):
+            self._agree(call)
+            yield
+
+    def _agree(self, call: Call) -> None:
+        """Raises the same Mismatch on every rank if not all ask for the same."""
+        said = self._say(self._agree_here(call))
         if len(set(said.values())) > 1:
             sides = "; ".join(f"the host of rank {leader}: {what}" for leader, what in said.items())
             raise Mismatch(f"the hosts ask for different things ({sides}); make them call the same operation")
 
+    def _agree_here(self, call: Call) -> str:
+        """What this host asks for; a mismatch inside it is for the others to know too."""
+        try:
+            self.host.barrier(Call(call.signature, self.watch.remaining_s()))
+        except Mismatch as error:
+            return str(error)
+        return call.signature.text
+
+    def _say(self, mine: str) -> dict[int, str]:
+        """What each host asks for, by its leader."""
+        rows = torch.zeros(len(self._leaders), _TEXT_BYTES, dtype=torch.uint8)
+        if self._leads:
+            encoded, at = mine.encode()[:_TEXT_BYTES], self._leaders.index(self.rank)
+            rows[at, : len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+            self._swap(self.watch.remaining_s(), rows[at], list(rows), _AGREE)
+        self.host.broadcast(Call(_AGREEMENT, self.watch.remaining_s()), rows, 0)
+        return {
+            leader: bytes(row.tolist()).rstrip(b"\0").decode(errors="replace")
+            for leader, row in zip(self._leaders, rows, strict=True)
+        }
+
     def all_reduce(self, call: Call, tensor: torch.Tensor, how: Reduction) -> None:
-        self.agree(call)
-        self._all_reduce(call, tensor, how)
+        with self.together(call):
+            self._all_reduce(call, tensor, how)
 
     def _all_reduce(self, call: Call, tensor: torch.Tensor, how: Reduction) -> None:
         plain = reduction("sum", how.dtype) if how.name == "mean" else how
@@ -68,19 +95,19 @@ class ManyHosts:
         if self._leads and tensor.numel():
             me = self._leaders.index(self.rank)
             programme = write_programme(self._between, me, len(self._leaders), lambda process: process == me)
-            wire = TorchWire(self._wire.group, call.timeout_s, self._leaders)
+            wire = WatchedWire(self._gloo, self.watch, call.timeout_s, self._leaders)
             run_programme(self._between, programme, {me: tensor.view(-1)}, plain, None, wire)
         self.host.broadcast(call, tensor, 0)
         how.finish(tensor, self.size)
 
     def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> None:
-        self.agree(call)
-        self._broadcast(call, tensor, root)
+        with self.together(call):
+            self._broadcast(call, tensor, root)
 
     def _broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> None:
         home = self._hosts.leaders[root]
         others = [leader for leader in self._leaders if leader != home]
-        wire = self._wire.with_timeout(call.timeout_s)
+        wire = self._wire(call.timeout_s)
         if self.rank == root and tensor.numel():
             for work in [wire.send(tensor, leader, _MOVE) for leader in others]:
                 work.wait()
@@ -89,56 +116,56 @@ class ManyHosts:
         self.host.broadcast(call, tensor, self._here.index(root) if root in self._here else 0)
 
     def reduce(self, call: Call, tensor: torch.Tensor, how: Reduction, root: int) -> None:
-        self.agree(call)
-        copy = tensor.clone()
-        self._all_reduce(call, copy, how)
-        if self.rank == root:
-            tensor.copy_(copy)
+        with self.together(call):
+            copy = tensor.clone()
+            self._all_reduce(call, copy, how)
+            if self.rank == root:
+                tensor.copy_(copy)
 
     def all_gather(self, call: Call, tensor: torch.Tensor, out: torch.Tensor) -> None:
         """The hosts' own blocks go between the leaders; out's rows are in rank order, wherever the ranks are."""
-        self.agree(call)
-        blocks = [tensor.new_empty((self._hosts.leaders.count(leader), *tensor.shape)) for leader in self._leaders]
-        at = self._leaders.index(self._hosts.leaders[self.rank])
-        self.host.all_gather(call, tensor, blocks[at])
-        if self._leads:
-            self._swap(call, blocks[at], blocks)
-        for leader, block in zip(self._leaders, blocks, strict=True):
-            self.host.broadcast(call, block, 0)
-            for row, rank in enumerate(self._hosts.together_with(leader)):
-                out[rank].copy_(block[row])
+        with self.together(call):
+            blocks = [tensor.new_empty((self._hosts.leaders.count(leader), *tensor.shape)) for leader in self._leaders]
+            at = self._leaders.index(self._hosts.leaders[self.rank])
+            self.host.all_gather(call, tensor, blocks[at])
+            if self._leads:
+                self._swap(call.timeout_s, blocks[at], blocks)
+            for leader, block in zip(self._leaders, blocks, strict=True):
+                self.host.broadcast(call, block, 0)
+                for row, rank in enumerate(self._hosts.together_with(leader)):
+                    out[rank].copy_(block[row])
 
     def gather(self, call: Call, tensor: torch.Tensor, out: torch.Tensor | None) -> None:
         self.all_gather(call, tensor, tensor.new_empty((self.size, *tensor.shape)) if out is None else out)
 
     def scatter(self, call: Call, source: torch.Tensor | None, out: torch.Tensor, root: int) -> None:
-        self.agree(call)
-        rows = out.new_empty((self.size, *out.shape)) if source is None else source
-        self._broadcast(call, rows, root)
-        out.copy_(rows[self.rank])
+        with self.together(call):
+            rows = out.new_empty((self.size, *out.shape)) if source is None else source
+            self._broadcast(call, rows, root)
+            out.copy_(rows[self.rank])
 
     def reduce_scatter(self, call: Call, tensor: torch.Tensor, out: torch.Tensor, how: Reduction) -> None:
-        self.agree(call)
-        copy = tensor.clone()
-        self._all_reduce(call, copy, how)
-        out.copy_(copy[self.rank])
+        with self.together(call):
+            copy = tensor.clone()
+            self._all_reduce(call, copy, how)
+            out.copy_(copy[self.rank])
 
     def all_to_all(self, call: Call, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        self.agree(call)
-        out[self.rank].copy_(tensor[self.rank])
-        if not tensor[0].numel():
-            return
-        wire = self._wire.with_timeout(call.timeout_s)
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        arriving = [wire.receive(out[rank], rank, _MOVE) for rank in others]
-        leaving = [wire.send(tensor[rank], rank, _MOVE) for rank in others]
-        for work in (*arriving, *leaving):
-            work.wait()
+        with self.together(call):
+            out[self.rank].copy_(tensor[self.rank])
+            if not tensor[0].numel():
+                return
+            wire = self._wire(call.timeout_s)
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            arriving = [wire.receive(out[rank], rank, _MOVE) for rank in others]
+            leaving = [wire.send(tensor[rank], rank, _MOVE) for rank in others]
+            for work in (*arriving, *leaving):
+                work.wait()
 
     def send(self, call: Call, data: torch.Tensor, target: int, tag: int) -> None:
         if target in self._here:
             return self.host.send(call, data, self._here.index(target), tag)
-        wire, note = self._wire.with_timeout(call.timeout_s), Announcement(len(data), tag, call.signature.text)
+        wire, note = self._messages(call.timeout_s), Announcement(len(data), tag, call.signature.text)
         wire.send(note.encoded(), target, _MESSAGE).wait()
         if len(data):
             wire.send(data, target, _MESSAGE + 1).wait()
@@ -155,26 +182,28 @@ class ManyHosts:
         if source in self._here:
             return self.host.announced(call, self._here.index(source))
         room = Announcement.room()
-        self._wire.with_timeout(call.timeout_s).receive(room, source, _MESSAGE).wait()
+        self._messages(call.timeout_s).receive(room, source, _MESSAGE).wait()
         return Announcement.decoded(room)
 
     def take(self, call: Call, data: torch.Tensor, source: int) -> None:
         if source in self._here:
             self.host.take(call, data, self._here.index(source))
         elif len(data):
-            self._wire.with_timeout(call.timeout_s).receive(data, source, _MESSAGE + 1).wait()
+            self._messages(call.timeout_s).receive(data, source, _MESSAGE + 1).wait()
 
     def gone(self) -> list[int]:
         """The ranks of this host that died or left."""
         return [self._here[rank] for rank in self.host.gone()]
 
-    def _swap_rows(self, call: Call, rows: torch.Tensor, tag: int) -> None:
-        at = self._leaders.index(self.rank)
-        self._swap(call, rows[at], list(rows), tag)
+    def _messages(self, timeout_s: float) -> MessageWire:
+        return MessageWire(self._gloo, self.watch, timeout_s)
 
-    def _swap(self, call: Call, mine: torch.Tensor, theirs: list[torch.Tensor], tag: int = _MOVE) -> None:
+    def _wire(self, timeout_s: float) -> WatchedWire:
+        return WatchedWire(self._gloo, self.watch, timeout_s)
+
+    def _swap(self, timeout_s: float, mine: torch.Tensor, theirs: list[torch.Tensor], tag: int = _MOVE) -> None:
         """Leaders only: everybody's tensor to everybody else."""
-        wire = self._wire.with_timeout(call.timeout_s)
+        wire = self._wire(timeout_s)
         others = [(leader, room) for leader, room in zip(self._leaders, theirs, strict=True) if leader != self.rank]
         arriving = [wire.receive(room, leader, tag) for leader, room in others if room.numel()]
         leaving = [wire.send(mine, leader, tag) for leader, _ in others if mine.numel()]

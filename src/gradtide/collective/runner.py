@@ -1,7 +1,7 @@
 """Runs schedules between processes: over the shared memory of a host, over messages between hosts, or both at once."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +31,9 @@ class _Prepared:
 class Runner:
     """Knows the schedules that were run before, and the shared memory they need besides the tensors."""
 
-    def __init__(self, host: OneHost, rank: int, ranks: Sequence[int], size: int, wire: Wire | None) -> None:
+    def __init__(
+        self, host: OneHost, rank: int, ranks: Sequence[int], size: int, wire: Callable[[float], Wire] | None
+    ) -> None:
         self._host, self._rank, self._size, self._wire = host, rank, size, wire
         self._local = {process: at for at, process in enumerate(ranks)}  # global rank: local rank
         self._prepared: dict[int, _Prepared] = {}
@@ -62,7 +64,8 @@ class Runner:
             buffers[self._rank].copy_(tensor.view(-1))
             board.step(call.signature, call.timeout_s)
         if tensor.numel():
-            run_programme(schedule, programme, buffers, how, _BoardProgress(self, call), self._wire)
+            wire = None if self._wire is None else self._wire(call.timeout_s)
+            run_programme(schedule, programme, buffers, how, _BoardProgress(self, call), wire)
         for process in range(self._size):
             self._performed[process] += programme.performed[process] if tensor.numel() else 0
         board.step(call.signature, call.timeout_s)

@@ -8,56 +8,93 @@ import torch
 import torch.distributed as dist
 
 from gradtide.collective.execute import Work, run_programme
+from gradtide.collective.gloo import Gloo
 from gradtide.collective.programme import write_programme
 from gradtide.collective.reductions import reduction
-from gradtide.errors import ConfigError, PeerLost, PeerTimeout
+from gradtide.collective.watch import Watch
+from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeout
 from gradtide.schedule.model import Schedule
 
-__all__ = ["TorchWire", "execute_over_torch", "open_gloo"]
+__all__ = ["MessageWire", "TorchWire", "WatchedWire", "execute_over_torch"]
 
 
 class TorchWire:
     """Sends and receives bytes through a process group; `ranks` are the group's numbers of our processes."""
 
     def __init__(self, group: Any, timeout_s: float, ranks: Sequence[int] | None = None) -> None:
-        self.group, self._timeout_s, self._ranks = group, timeout_s, ranks
+        self._group, self._timeout_s, self._ranks = group, timeout_s, ranks
 
     def send(self, data: torch.Tensor, process: int, tag: int) -> Work:
-        return self._start(self.group.send, data, process, tag, "send to")
+        return self._start(self._group.send, data, process, tag, "send to")
 
     def receive(self, data: torch.Tensor, process: int, tag: int) -> Work:
-        return self._start(self.group.recv, data, process, tag, "receive from")
-
-    def with_timeout(self, timeout_s: float) -> "TorchWire":
-        return TorchWire(self.group, timeout_s, self._ranks)
+        return self._start(self._group.recv, data, process, tag, "receive from")
 
     def _start(self, function: Any, data: torch.Tensor, process: int, tag: int, what: str) -> Work:
         rank = process if self._ranks is None else self._ranks[process]
         try:
             work = function([data.view(-1).view(torch.uint8)], rank, tag)
         except RuntimeError as error:
-            raise _explained(error, rank, what, self._timeout_s) from None
-        return _TorchWork(work, rank, what, self._timeout_s)
+            raise self.explained(error, rank, what) from None
+        return _TorchWork(self, work, rank, what)
+
+    def wait(self, work: Any, rank: int) -> None:
+        work.wait(timedelta(seconds=self._timeout_s))
+
+    def explained(self, error: RuntimeError, rank: int, what: str) -> CommunicationError:
+        line = (str(error).splitlines() or [""])[0]
+        if is_timeout(line):
+            return PeerTimeout(
+                f"rank {rank} did not answer within {self._timeout_s:g} s ({what} rank {rank}); is it stuck?"
+            )
+        return PeerLost(f"rank {rank} is gone ({what} rank {rank}: {line[:200]}); see its own output for why")
 
 
 class _TorchWork:
     """One message under way."""
 
-    def __init__(self, work: Any, rank: int, what: str, timeout_s: float) -> None:
-        self._work, self._rank, self._what, self._timeout_s = work, rank, what, timeout_s
+    def __init__(self, wire: TorchWire, work: Any, rank: int, what: str) -> None:
+        self._wire, self._work, self._rank, self._what = wire, work, rank, what
 
     def wait(self) -> None:
         try:
-            self._work.wait(timedelta(seconds=self._timeout_s))
+            self._wire.wait(self._work, self._rank)
         except RuntimeError as error:
-            raise _explained(error, self._rank, self._what, self._timeout_s) from None
+            raise self._wire.explained(error, self._rank, self._what) from None
 
 
-def _explained(error: RuntimeError, rank: int, what: str, timeout_s: float) -> PeerLost | PeerTimeout:
-    lines = str(error).splitlines() or [""]
-    if "imed out" in lines[0] or "imeout" in lines[0]:
-        return PeerTimeout(f"rank {rank} did not answer within {timeout_s:g} s ({what} rank {rank}); is it stuck?")
-    return PeerLost(f"rank {rank} is gone ({what} rank {rank}: {lines[0][:200]}); see its own output for why")
+class WatchedWire(TorchWire):
+    """The messages of collectives between hosts: what happens to any rank ends a wait, and says what went wrong."""
+
+    def __init__(self, gloo: Gloo, watch: Watch, timeout_s: float, ranks: Sequence[int] | None = None) -> None:
+        super().__init__(gloo.group, timeout_s, ranks)
+        self._gloo, self._watch = gloo, watch
+
+    def wait(self, work: Any, rank: int) -> None:
+        self._gloo.wait(work, self._timeout_s, self._watch.check)
+        self._watch.moved()
+
+    def explained(self, error: RuntimeError, rank: int, what: str) -> CommunicationError:
+        if is_timeout(str(error)):
+            self._watch.may_go_on(f"rank {rank}")  # it may not, after Gloo's timeout; but who is missing is raised
+        elif (reason := self._watch.reason()) is not None:
+            return reason
+        return super().explained(error, rank, what)
+
+
+class MessageWire(TorchWire):
+    """Messages that concern two ranks alone."""
+
+    def __init__(self, gloo: Gloo, watch: Watch, timeout_s: float) -> None:
+        super().__init__(gloo.group, timeout_s)
+        self._gloo, self._watch = gloo, watch
+
+    def wait(self, work: Any, rank: int) -> None:
+        self._gloo.wait(work, self._timeout_s, lambda: self._watch.check_alive(rank))
+
+
+def is_timeout(line: str) -> bool:
+    return "imed out waiting" in line
 
 
 def execute_over_torch(
@@ -76,12 +113,3 @@ def execute_over_torch(
     run_programme(schedule, programme, buffers, how, None, TorchWire(group, timeout_s))
     if schedule.collective in ("all_reduce", "reduce", "reduce_scatter"):
         how.finish(flat, schedule.contributors)
-
-
-def open_gloo(store: Any, rank: int, size: int, address: str | None, timeout_s: float) -> Any:
-    """A Gloo process group on this local address, which torch.distributed's global state knows nothing of."""
-    gloo: Any = dist.ProcessGroupGloo
-    options = gloo._Options()
-    options._timeout = timedelta(seconds=timeout_s)
-    options._devices = [gloo.create_device(hostname=address) if address else gloo.create_default_device()]
-    return gloo(store, rank, size, options)

@@ -10,4 +10,5 @@ futex.py        sleeping until a word of it changes
 peers.py        the open sockets to the other ranks of this host: one that closes is a rank that died
 rendezvous.py   how the processes of a group on one host find each other
 hosts.py        which ranks of a job are on the same host
+lifelines.py    a socket between each two ranks of several hosts: who left, who died, how far everybody is
 """

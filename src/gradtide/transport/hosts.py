@@ -12,10 +12,12 @@ import torch.distributed as dist
 from gradtide.environment import Launch
 from gradtide.errors import PeerTimeout
 
-__all__ = ["Hosts", "find_hosts", "local_address", "open_store"]
+__all__ = ["Hosts", "find_hosts", "local_address", "open_store", "read_key"]
 
 
 _TCP_STORE: Any = vars(dist)["TCPStore"]  # torch does not declare it
+# Of this process's jobs, kept while it lives: when rank 0 leaves a group, others may just be joining the next one.
+_stores: dict[tuple[Launch, int], Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,9 @@ class Hosts:
 def open_store(launch: Launch, timeout_s: float) -> Any:
     """The key-value store that a launcher's MASTER_ADDR and MASTER_PORT name; rank 0 holds it unless an agent does."""
     try:
-        return _TCP_STORE(
-            launch.master_addr,
-            launch.master_port,
-            launch.size,
-            is_master=launch.rank == 0 and not launch.agent_store,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-        )
+        store = _store_of_job(launch, timeout_s)
+        store.set_timeout(timedelta(seconds=timeout_s))
+        return store
     except RuntimeError as error:  # torch's own errors are this one's children
         where = f"{launch.master_addr}:{launch.master_port}"
         raise PeerTimeout(
@@ -51,18 +48,32 @@ def open_store(launch: Launch, timeout_s: float) -> Any:
         ) from None
 
 
+def _store_of_job(launch: Launch, timeout_s: float) -> Any:
+    key = launch, os.getpid()
+    if key not in _stores:
+        _stores[key] = _TCP_STORE(
+            launch.master_addr,
+            launch.master_port,
+            launch.size,
+            is_master=launch.rank == 0 and not launch.agent_store,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    return _stores[key]
+
+
 def find_hosts(store: Any, rank: int, size: int, timeout_s: float) -> Hosts:
     """Every rank listens, then connects to the ranks below it: the first that answers leads its host."""
     if rank == 0:
         store.set("token", secrets.token_hex(8))
-    token = _get(store, "token", 0, timeout_s)
+    token = read_key(store, "token", 0, timeout_s)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(_address(token, rank))
         listener.listen(size + 8)
         store.set(f"listening/{rank}", "yes")
         leader = next((other for other in range(rank) if _answers(store, token, other, timeout_s)), rank)
         store.set(f"leader/{rank}", str(leader))
-        leaders = [int(_get(store, f"leader/{other}", other, timeout_s)) for other in range(size)]
+        leaders = [int(read_key(store, f"leader/{other}", other, timeout_s)) for other in range(size)]
     return Hosts(token, tuple(leaders))
 
 
@@ -79,12 +90,12 @@ def _address(token: str, rank: int) -> str:
 
 
 def _answers(store: Any, token: str, rank: int, timeout_s: float) -> bool:
-    _get(store, f"listening/{rank}", rank, timeout_s)
+    read_key(store, f"listening/{rank}", rank, timeout_s)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         return probe.connect_ex(_address(token, rank)) == 0
 
 
-def _get(store: Any, key: str, rank: int, timeout_s: float) -> str:
+def read_key(store: Any, key: str, rank: int, timeout_s: float) -> str:
     try:
         store.wait([key], timedelta(seconds=timeout_s))
         return bytes(store.get(key)).decode()

@@ -1,0 +1,167 @@
+"""What happens on two hosts when ranks die, stop, disagree or leave: ranks 0 and 1 are on one, 2 and 3 on the other."""
+
+import ctypes
+import gc
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from ranks import Ranks
+
+from gradtide.collective.group import Group
+from gradtide.errors import CommunicationError, Mismatch
+
+_kept = {}
+_CLONE_NEWNET = 0x40000000
+SIZE = 4
+
+
+def move(rank, size, hosts):
+    """Goes to a host, and says as a launcher would which rank this is."""
+    with open(f"/run/netns/{hosts[rank // 2]}") as host:
+        assert ctypes.CDLL(None, use_errno=True).setns(host.fileno(), _CLONE_NEWNET) == 0
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29654"}
+
+
+def join(rank, size):
+    _kept["group"] = Group.from_environment(timeout_s=30)
+    _kept["group"].all_reduce(torch.ones(3))
+    return os.getpid()
+
+
+@pytest.fixture
+def far(two_hosts):
+    started = Ranks(SIZE)
+    started.run(move, SIZE, two_hosts)
+    yield started
+    started.close()
+
+
+CALLS = {
+    "all_reduce": lambda group, t, s: group.all_reduce(t, timeout_s=s),
+    "hierarchical": lambda group, t, s: group.all_reduce(t, strategy="hierarchical", timeout_s=s),
+    "all_to_all": lambda group, t, s: group.all_to_all(t, timeout_s=s),
+    "background": lambda group, t, s: group.all_reduce(t, async_op=True, timeout_s=s).wait(),
+}
+
+
+def call(rank, size, operation, absent=(), timeout_s=30.0, count=10):
+    """Calls an operation that the absent never come to; says what came of it, and when."""
+    if rank in absent:
+        return None
+    group, begin = _kept["group"], time.monotonic()
+    try:
+        CALLS[operation](group, torch.ones(size, count), timeout_s)
+    except CommunicationError as error:
+        return type(error).__name__, str(error), begin, time.monotonic()
+    return "nothing", "", begin, time.monotonic()
+
+
+def send(far, ranks, function, *arguments):
+    for rank in ranks:
+        far._pipes[rank].send((function, SIZE, arguments))
+
+
+@pytest.mark.parametrize(
+    ("killed", "operation"), [(3, "all_reduce"), (2, "all_to_all"), (0, "hierarchical"), (1, "background")]
+)
+def test_a_killed_rank_is_named_on_both_hosts_within_a_second(far, killed, operation):
+    """Leaders and others; in one case of two before the others call the operation, else while they wait."""
+    far.run(join, SIZE)
+    others = [rank for rank in range(SIZE) if rank != killed]
+    if killed % 2:
+        send(far, range(SIZE), call, operation, [killed])
+        assert far.answer(killed) is None
+    died = time.monotonic()
+    os.kill(far.processes[killed].pid, signal.SIGKILL)
+    if not killed % 2:
+        send(far, others, call, operation)
+    for rank in others:
+        kind, text, begin, end = far.answer(rank)
+        assert kind == "PeerLost"
+        assert f"rank {killed} died or left during all_" in text
+        assert "float32[4, 10]" in text
+        assert end - max(begin, died) < 1
+
+
+def test_a_rank_that_dies_in_the_middle_of_a_large_message_is_named(far):
+    far.run(join, SIZE)
+    send(far, range(SIZE), call, "all_reduce", (), 30.0, 2_000_000)  # 32 MB take 1.6 s at 20 MB/s
+    assert not far._pipes[0].poll(0.5)
+    died = time.monotonic()
+    os.kill(far.processes[3].pid, signal.SIGKILL)
+    for rank in (0, 1, 2):
+        kind, text, _, end = far.answer(rank)
+        assert (kind, end - died < 1) == ("PeerLost", True), text
+        assert "rank 3 died or left during all_reduce(sum) of float32[4, 2000000]" in text
+
+
+def test_a_death_is_noticed_though_its_own_host_is_busy_elsewhere(far):
+    """Rank 2 leads the host of rank 3, which dies, and computes: nobody there waits for anything."""
+    far.run(join, SIZE)
+    send(far, [0, 1], call, "all_reduce")
+    died = time.monotonic()
+    os.kill(far.processes[3].pid, signal.SIGKILL)
+    for rank in (0, 1):
+        kind, text, begin, end = far.answer(rank)
+        assert (kind, end - max(begin, died) < 1) == ("PeerLost", True), text
+        assert "rank 3 died" in text
+    send(far, [2], call, "all_reduce")
+    kind, text, begin, end = far.answer(2)
+    assert (kind, end - begin < 1) == ("PeerLost", True), text
+
+
+@pytest.mark.parametrize("late", [[3], [2], [0, 3]])
+@pytest.mark.parametrize("stopped", [True, False])
+def test_ranks_that_do_not_arrive_are_named_on_both_hosts_at_the_deadline(far, late, stopped):
+    pids = far.run(join, SIZE)
+    others = [rank for rank in range(SIZE) if rank not in late]
+    if stopped:
+        for rank in late:
+            os.kill(pids[rank], signal.SIGSTOP)
+    send(far, others, call, "all_reduce", (), 1.0)
+    for rank in others:
+        kind, text, begin, end = far.answer(rank)
+        assert kind == "PeerTimeout", text
+        who = "ranks 0, 3" if len(late) > 1 else f"rank {late[0]}"
+        assert f"{who} did not arrive at all_reduce(sum) of float32[4, 10] within 1 s" in text
+        assert 0.9 < end - begin < 2  # who is a little earlier tells the others
+
+
+def disagree(rank, size, other):
+    group = _kept["group"]
+    with pytest.raises(Mismatch, match=r"float32\[[34]\].*float32\[[34]\]") as caught:
+        group.all_reduce(torch.ones(4 if rank == other else 3))
+    assert group.all_reduce(torch.full((5,), float(rank))).eq(6).all()  # everybody saw it, so the group goes on
+    return str(caught.value)
+
+
+def test_a_mismatch_inside_a_host_or_between_hosts_shows_both_sides_to_all(far):
+    far.run(join, SIZE)
+    for other in range(SIZE):
+        assert len(set(far.run(disagree, SIZE, other))) == 1
+
+
+def many_groups(rank, size, count):
+    """Groups that every rank leaves as soon as its own part is done; returns what is held more than before."""
+
+    def held():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    def one():
+        with Group.from_environment(timeout_s=30) as group:
+            group.all_reduce(torch.ones(10))
+
+    one()
+    before = held()
+    for _ in range(count):
+        one()
+    return [after - earlier for earlier, after in zip(before, held(), strict=True)]
+
+
+def test_ranks_may_leave_as_soon_as_they_are_done_and_leave_nothing_behind(far):
+    assert far.run(many_groups, SIZE, 10) == [[0, 0]] * SIZE
