@@ -1,4 +1,4 @@
-from gradtide.decrees import Ask
+from gradtide.decrees import Ask, Notice
 from gradtide.launch.members import PATIENCE_S, Members
 
 
@@ -42,3 +42,45 @@ def test_who_keeps_the_others_waiting_is_named_at_the_deadline_and_not_before():
     members.gone(0)
     members.gone(1)
     assert members.deadline_s() is None
+
+
+def test_who_was_added_is_not_waited_for_and_is_in_once_the_others_have_asked():
+    members = Members(generation=1)
+    members.added.add(2)
+    members.asked(Ask(0, 1), 0.0)
+    assert members.decree({0, 1, 2}) is None, "worker 1 works, and has not heard"
+    members.asked(Ask(2, 0), 0.0)
+    assert members.notice() == Notice(1, ())
+    assert members.notice() is None, "told once"
+    members.asked(Ask(1, 1), 0.0)
+    decree = members.decree({0, 1, 2})
+    assert decree is not None
+    assert (decree.generation, decree.ranks) == (2, (0, 1, 2))
+    members.added.add(3)
+    members.asked(Ask(0, 2), 0.0)
+    members.asked(Ask(1, 2), 0.0)
+    members.asked(Ask(2, 2), 0.0)
+    decree = members.decree({0, 1, 2, 3})
+    assert decree is not None
+    assert decree.ranks == (0, 1, 2), "worker 3 has not asked yet"
+
+
+def test_who_is_to_go_is_not_in_the_next_generation():
+    members = Members(generation=1)
+    members.going.add(1)
+    assert members.notice() == Notice(1, (1,))
+    members.asked(Ask(0, 1), 0.0)
+    members.asked(Ask(1, 1), 0.0)
+    decree = members.decree({0, 1})
+    assert decree is not None
+    assert decree.ranks == (0,)
+    assert members.notice() is None
+
+
+def test_who_was_added_when_nobody_is_left_who_knows_is_let_go():
+    members = Members(generation=3)
+    members.added.add(4)
+    members.asked(Ask(4, 0), 0.0)
+    decree = members.decree({4})
+    assert decree is not None
+    assert decree.ranks == ()

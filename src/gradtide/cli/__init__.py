@@ -16,7 +16,7 @@ store.py          looks inside a running store
 checkpoint.py     lists and verifies checkpoints; exports and imports plain files of tensors
 restore.py        a store on this machine that begins with a checkpoint
 status.py         how a store is, and what is wrong when a job hangs
-scale.py          more or fewer servers for a store that is at work
+scale.py          more or fewer servers of a store, or workers of a job, that is at work
 chaos.py          the store under fire: real processes that are killed, or simulated ones
 bench.py          gradtide beside its peers
 bench_overlap.py  ... on two hosts of which the wire is slow

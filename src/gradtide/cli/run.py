@@ -22,6 +22,9 @@ def run(
     min_workers: Annotated[
         int | None, typer.Option(help="Go on while so many workers live  [default: all]", show_default=False)
     ] = None,
+    max_workers: Annotated[
+        int | None, typer.Option(help="Let gradtide scale add workers up to so many", show_default=False)
+    ] = None,
     max_restarts: Annotated[int, typer.Option(help="Start dead workers again, so often in all")] = 0,
     threads: Annotated[
         int | None,
@@ -37,8 +40,8 @@ def run(
 
     target = Target(script, tuple(arguments or ()), is_module)
     spec = Spec(
-        target=target, workers=workers, min_workers=min_workers, max_restarts=max_restarts, threads=threads,
-        grace_s=grace_s, preload="gradtide.collective.preload" if preload else "",
+        target=target, workers=workers, min_workers=min_workers, max_workers=max_workers, max_restarts=max_restarts,
+        threads=threads, grace_s=grace_s, preload="gradtide.collective.preload" if preload else "",
     )  # fmt: skip
     check_spec(spec)
     if servers < 0:

@@ -58,6 +58,7 @@ class Job:
     restarts: int = 0
     running: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)  # failed for good
+    going: set[int] = field(default_factory=set)  # to be let go: asked to, and then gone
     incarnations: dict[int, int] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)  # in the order heard of
     cause: Failure | None = None  # the failure that ended the job
@@ -73,6 +74,22 @@ class Job:
     @property
     def ending(self) -> bool:
         return self.cause is not None or bool(self.signalled)
+
+    def grow(self) -> int:
+        """One more worker; returns its rank."""
+        rank = len(self.incarnations)
+        self.workers += 1
+        self.running.add(rank)
+        self.incarnations[rank] = 0
+        return rank
+
+    def let_go(self, rank: int) -> None:
+        """A worker is to go; that it ends is no failure."""
+        self.going.add(rank)
+
+    @property
+    def staying(self) -> list[int]:
+        return sorted(self.running - self.going)
 
     def deadline_s(self) -> float | None:
         """When to call `later`."""
@@ -124,12 +141,15 @@ class Job:
         self.lost.add(failure.rank)
         if self.ending:
             return []
+        if failure.rank in self.going:
+            self.lost.discard(failure.rank)
+            return [Show(failure)]
         if self.restarts < self.max_restarts:
             self.restarts += 1
             self.lost.discard(failure.rank)
             self._again.add(failure.rank)
             return [Show(failure)]
-        left = self.workers - len(self.lost)
+        left = self.workers - len(self.lost) - len(self.going)
         if left >= self.needed:
             return [Show(failure), GoOn(failure.rank, left)]
         if failure.fell:

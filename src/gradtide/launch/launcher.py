@@ -41,8 +41,8 @@ class Launcher:
         self._reports, reports = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._reports.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._output = output(spec.workers, self._selector)
-        self._registrar = Registrar(spec.name, self._selector) if spec.elastic else None
+        self._output = output(spec.most, self._selector)
+        self._registrar = Registrar(spec.name, self._selector, self._scale) if spec.elastic else None
         self._port = free_port()
         self._variables: dict[str, str] = {}
         self._running = self._ready = self._server_gone = False
@@ -98,6 +98,28 @@ class Launcher:
                 self._output.say(f"worker {rank} does not answer, and the others have waited long enough: it is ended")
                 self._forward(signal.SIGKILL, (rank,), 0.0)
             self._registrar.answer(self.job.running)
+
+    def _scale(self, workers: int) -> str:
+        """Somebody wants so many workers: starts some, or asks the last to go at the end of a step."""
+        assert self._registrar is not None
+        staying, (least, most) = self.job.staying, (self.spec.needed, self.spec.most)
+        if not least <= workers <= most or self.job.ending:
+            return "the job is ending" if self.job.ending else (
+                f"{workers} workers are not what this job was started for; it takes {least} to {most} (--min-workers, "
+                "--max-workers)"
+            )  # fmt: skip
+        came = [self.job.grow() for _ in range(workers - len(staying))]
+        for rank in came:
+            self._registrar.members.added.add(rank)
+            self._start(rank, 0)
+        went = staying[workers:]
+        for rank in went:
+            self.job.let_go(rank)
+            self._registrar.members.going.add(rank)
+        words = [wording.come(came)] if came else [wording.asked_to_go(went)] if went else []
+        for line in words:
+            self._output.say(line)
+        return f"ok: {words[0] if words else f'{workers} workers there are already'}"
 
     def _patience_s(self) -> float | None:
         deadlines_s = [self.job.deadline_s()]
@@ -169,7 +191,7 @@ class Launcher:
         self._output.give_up_s = time.monotonic() + grace_s
         if self._ready:
             sent = signal.SIGTERM if number == signal.SIGPIPE else number
-            self._forward(sent, tuple(range(self.spec.workers)), grace_s)
+            self._forward(sent, tuple(self.job.incarnations), grace_s)
         else:
             self._server.kill()  # it is still loading; what it has made dies with it
 

@@ -1,12 +1,14 @@
 """Who works together in a job that outlives its workers: pure decisions, which launcher.py carries out.
 
-Every worker asks before it joins a group: when it starts, and again when a group broke. The next generation of the
-group is decreed once all who live have asked. Survivors come first in it: its rank 0 knows where the job stands.
+Every worker asks before it joins a group: when it starts, and again when a group broke or when it was told that
+somebody comes or goes. The next generation of the group is decreed once all who live have asked. Survivors come first
+in it: its rank 0 knows where the job stands. Who is to go is not in it, nor is who was added when nobody is left who
+knows. Who was added is not waited for before it asks: the others work on.
 """
 
 from dataclasses import dataclass, field
 
-from gradtide.decrees import Ask, Decree
+from gradtide.decrees import Ask, Decree, Notice
 
 __all__ = ["Members"]
 
@@ -19,6 +21,9 @@ class Members:
 
     generation: int = 0
     asking: dict[int, Ask] = field(default_factory=dict)  # by rank
+    going: set[int] = field(default_factory=set)  # who is to go, and has not yet
+    added: set[int] = field(default_factory=set)  # who was added to the job, and is not in a generation yet
+    noticed: Notice | None = None  # what the workers of this generation were told
     _since_s: float | None = None
 
     def asked(self, ask: Ask, now_s: float) -> None:
@@ -28,17 +33,33 @@ class Members:
     def gone(self, rank: int) -> None:
         """A worker ended; what it asked for is void."""
         self.asking.pop(rank, None)
+        self.going.discard(rank)
+        self.added.discard(rank)
         if not self.asking:
             self._since_s = None
 
+    def notice(self) -> Notice | None:
+        """What those who work have to be told now: that somebody has come, or who is to go. Told once."""
+        has_come = self.generation > 0 and any(ask.generation == 0 for ask in self.asking.values())
+        notice = Notice(self.generation, tuple(sorted(self.going))) if has_come or self.going else None
+        if notice == self.noticed:
+            return None
+        self.noticed = notice
+        return notice
+
     def decree(self, living: set[int]) -> Decree | None:
         """The next generation, if everybody who lives has asked."""
-        if not self.asking or living - set(self.asking):
+        if not self.asking or living - set(self.asking) - self.added:
             return None
+        nobody_knows = self.generation > 0 and all(ask.generation == 0 for ask in self.asking.values())
+        refused = self.going | (self.added if nobody_knows else set())
+        staying = [rank for rank in self.asking if rank not in refused]
         self.generation += 1
-        ranks = sorted(self.asking, key=lambda rank: (self.asking[rank].generation == 0, rank))
+        self.going -= set(self.asking)
+        self.added -= set(self.asking)
+        ranks = sorted(staying, key=lambda rank: (self.asking[rank].generation == 0, rank))
         self.asking.clear()
-        self._since_s = None
+        self._since_s = self.noticed = None
         return Decree(self.generation, tuple(ranks))
 
     def deadline_s(self) -> float | None:
@@ -50,4 +71,4 @@ class Members:
         deadline_s = self.deadline_s()
         if deadline_s is None or now_s < deadline_s:
             return ()
-        return tuple(sorted(living - set(self.asking)))
+        return tuple(sorted(living - set(self.asking) - self.added))

@@ -1,4 +1,4 @@
-"""Where workers of a job that outlives them ask who works together: a socket of the launcher's."""
+"""Where workers of a job that outlives them ask who works together, and others for more or fewer of them."""
 
 import contextlib
 import os
@@ -6,10 +6,11 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Callable
 
 import msgspec
 
-from gradtide.decrees import Ask
+from gradtide.decrees import Ask, Question, Watch, address_of
 from gradtide.launch.members import Members
 
 __all__ = ["Registrar"]
@@ -19,12 +20,13 @@ _MESSAGE_BYTES = 4096
 
 
 class Registrar:
-    """Hears what workers ask, and tells them what members.py decides."""
+    """Hears what workers ask, and tells them what members.py decides; `scale` is told how many somebody wants."""
 
-    def __init__(self, name: str, selector: selectors.BaseSelector) -> None:
-        self.address = f"gradtide-members-{name}"
+    def __init__(self, name: str, selector: selectors.BaseSelector, scale: Callable[[int], str]) -> None:
+        self.address = address_of(name)
         self.members = Members()
-        self._selector = selector
+        self._selector, self._scale = selector, scale
+        self._watching: dict[int, socket.socket] = {}  # who hears of changes, by rank
         self._waiting: dict[int, socket.socket] = {}  # for an answer, by rank
         self._open: set[socket.socket] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -47,12 +49,21 @@ class Registrar:
             self._selector.register(worker, selectors.EVENT_READ)
         elif isinstance(thing, socket.socket):
             try:
-                ask = msgspec.json.decode(thing.recv(_MESSAGE_BYTES), type=Ask)
+                self._take(thing, msgspec.json.decode(thing.recv(_MESSAGE_BYTES), type=Question))
             except (OSError, msgspec.MsgspecError):  # hung up, or no worker of ours
                 self._drop(thing)
-                return
-            self._waiting[ask.rank] = thing
-            self.members.asked(ask, time.monotonic())
+
+    def _take(self, asker: socket.socket, question: Question) -> None:
+        if isinstance(question, Ask):
+            self._waiting[question.rank] = asker
+            self.members.asked(question, time.monotonic())
+        elif isinstance(question, Watch):
+            self._watching[question.rank] = asker
+            if self.members.noticed is not None:  # it begins to listen after it was said
+                asker.send(msgspec.json.encode(self.members.noticed))
+        else:
+            asker.send(self._scale(question.workers).encode())
+            self._drop(asker)
 
     def gone(self, rank: int) -> None:
         self.members.gone(rank)
@@ -60,7 +71,12 @@ class Registrar:
             self._drop(self._waiting[rank])
 
     def answer(self, living: set[int]) -> None:
-        """Tells everybody who waits, once everybody has asked."""
+        """Tells everybody who waits, once everybody has asked; and everybody else when they should."""
+        notice = self.members.notice()
+        for rank, worker in list(self._watching.items()) if notice is not None else ():
+            if rank not in self._waiting:
+                with contextlib.suppress(OSError):  # it ends already
+                    worker.send(msgspec.json.encode(notice))
         decree = self.members.decree(living)
         if decree is None:
             return
@@ -72,6 +88,7 @@ class Registrar:
     def _drop(self, worker: socket.socket) -> None:
         self._open.discard(worker)
         self._waiting = {rank: other for rank, other in self._waiting.items() if other is not worker}
+        self._watching = {rank: other for rank, other in self._watching.items() if other is not worker}
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(worker)
         worker.close()

@@ -19,6 +19,7 @@ class Spec:
     target: Target
     workers: int
     min_workers: int | None = None  # the job goes on while so many live; all of them, unless said
+    max_workers: int | None = None  # so many `gradtide scale` may make of them; as many as there are, unless said
     max_restarts: int = 0  # over the whole job
     threads: int | None = None  # of each worker; an even share of the cores, unless said here or by OMP_NUM_THREADS
     grace_s: float = 1.5  # between a signal and SIGKILL
@@ -30,8 +31,12 @@ class Spec:
         return self.workers if self.min_workers is None else self.min_workers
 
     @property
+    def most(self) -> int:
+        return self.workers if self.max_workers is None else self.max_workers
+
+    @property
     def elastic(self) -> bool:
-        return self.needed < self.workers or self.max_restarts > 0
+        return self.needed < self.workers or self.max_restarts > 0 or self.most > self.workers
 
     @property
     def threads_each(self) -> int:
@@ -44,6 +49,8 @@ def check_spec(spec: Spec) -> None:
         raise ConfigError(f"{spec.workers} workers can't train anything; start at least one (--workers)")
     if not 1 <= spec.needed <= spec.workers:
         raise ConfigError(f"--min-workers {spec.needed} makes no sense with {spec.workers} workers; give 1 to that")
+    if spec.most < spec.workers:
+        raise ConfigError(f"--max-workers {spec.most} makes no sense with {spec.workers} workers; give that or more")
     if spec.max_restarts < 0:
         raise ConfigError(f"--max-restarts {spec.max_restarts} makes no sense; give 0 or more")
     if spec.threads is not None and spec.threads < 1:

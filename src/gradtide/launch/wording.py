@@ -5,7 +5,7 @@ import signal
 from gradtide.launch.job import Again, GoOn, Job
 from gradtide.launch.messages import Failure
 
-__all__ = ["aftermath", "again", "also_failed", "go_on", "in_a_line", "lost"]
+__all__ = ["aftermath", "again", "also_failed", "asked_to_go", "come", "go_on", "in_a_line", "lost"]
 
 
 def in_a_line(failure: Failure) -> str:
@@ -23,6 +23,14 @@ def again(action: Again, max_restarts: int) -> str:
 
 def go_on(action: GoOn, needed: int) -> str:
     return f"the job goes on without worker {action.rank}: {action.left} left, {needed} needed"
+
+
+def come(ranks: list[int]) -> str:
+    return f"{_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} started, and will join the others"
+
+
+def asked_to_go(ranks: list[int]) -> str:
+    return f"{_ranks(ranks)} will go at the end of a step"
 
 
 def lost(failure: Failure) -> str:

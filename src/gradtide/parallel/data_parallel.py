@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from gradtide.decrees import Dismissed
 from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeout
 from gradtide.events import Emit, GradientsReady, ParametersUpdated, ignore
 from gradtide.heap import keep_freed_memory
@@ -81,6 +82,8 @@ class DataParallel(nn.Module):
             self._way.step(self._weight_now())
             finished = True
             self._share_buffers()
+            if self._is_called():
+                self._go_on(None, finished)
         except CommunicationError as error:
             if self._job.elastic is None or not self._collective:
                 raise
@@ -117,8 +120,23 @@ class DataParallel(nn.Module):
             self._go_on(error, finished=True)
             return alone()
 
-    def _go_on(self, error: CommunicationError, finished: bool) -> None:
-        """A peer died: those who are left go on from the last finished step, and `shard` gives the lost batch again."""
+    def _is_called(self) -> bool:
+        """Does somebody come or go? All workers of a group must see it at the end of the same step."""
+        elastic = self._job.elastic
+        if elastic is None:
+            return False
+        notice = elastic.notice()
+        if isinstance(self._wishes.sync, Servers):  # there everybody comes and goes by itself
+            if notice is not None and elastic.number in notice.going:
+                self.close()
+                raise Dismissed(0)
+            return False
+        called = torch.tensor([int(notice is not None and notice.generation == elastic.generation)])
+        return bool(called if self._job.group is None else self._job.group.all_reduce(called))
+
+    def _go_on(self, error: CommunicationError | None, finished: bool) -> None:
+        """A peer died, or somebody comes or goes: the next members go on from the last finished step, and `shard` gives
+        the batch of a step that was lost again."""
         assert self._job.elastic is not None
         while True:
             self._job.undone = not finished

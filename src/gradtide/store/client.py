@@ -305,6 +305,12 @@ class Store:
         """The step that this worker is in; 0 outside of rounds."""
         return self._session.step
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The numbers of the workers that are in this worker's step, in order: it changes as workers come and go."""
+        with self._engine.lock:
+            return self._session.members
+
     def close(self) -> None:
         """Leaves the store; what is still open fails."""
         self._engine.close()

@@ -34,14 +34,12 @@ class Draining:
             self._failure = "was told twice to go"
         elif now_s > self._until_s:
             self._failure = f"could not be emptied within {self._limit_s:g} s"
-        elif heart.lease_s and now_s > heart.leased_until_s + 2 * heart.lease_s:
+        elif host.others_stay and now_s > heart.leased_until_s + 2 * heart.lease_s:
             self._failure = "can't be emptied, for the coordinator does not answer"
         return bool(self._failure)
 
     def check(self) -> None:
-        """Raises when something was left behind: it goes with this process, if nobody else has it."""
-        held, host = len(self._host.owned), self._host
-        if not (held and (self._failure or host.dismissed)):
-            return
-        why = self._failure or "goes although no other server is there that stays"
-        raise StoreError(f"{host.name} {why}; it was still primary of {held} shards (gradtide status says who follows)")
+        """Raises when something was left behind that another server could have taken."""
+        if self._failure:
+            held, name = len(self._host.owned), self._host.name
+            raise StoreError(f"{name} {self._failure}; it was still primary of {held} shards, see gradtide status")

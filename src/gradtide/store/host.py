@@ -354,9 +354,16 @@ class Host(Generic[V]):
         self.dismissed = self.dismissed or (self.index is not None and not listed)
         self.index = index if listed else self.index
 
+    @property
+    def others_stay(self) -> bool:
+        """Is there another server to whom shards could go?"""
+        table = self.table
+        staying = set(range(len(table.servers))).difference(table.leaving, [self.index]) if table is not None else ()
+        return bool(staying)
+
     def _check_whether_anybody_stays(self, now_s: float) -> None:
         """Who could only wait for a server that is not there goes after a lease: the whole store is ending."""
-        if not self.draining or self.table is None or len(self.table.leaving) < len(self.table.servers):
+        if not self.draining or self.others_stay:
             self.alone_since_s = None
         elif self.alone_since_s is None:
             self.alone_since_s = now_s

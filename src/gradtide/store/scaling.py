@@ -26,6 +26,7 @@ SCALE_S = 300.0
 _LOOK_S = 0.05
 _ASK_AGAIN_S = 1.0
 _START_S = 60.0
+_BEGIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def scale(
 ) -> Scaled:
     """Returns when so many servers share what the store holds."""
     begun_s = time.monotonic()
-    before = _listed(address, secret)
+    before = _wait_for_the_first_table(address, secret)
     answer = _resize(address, secret, servers)
     started = _start_missing(address, before, servers - len(answer.staying))
     asked_s = time.monotonic()
@@ -77,6 +78,13 @@ def _inspect(address: str, secret: bytes) -> Inspected:
 def _listed(address: str, secret: bytes) -> tuple[str, ...]:
     table = _inspect(address, secret).table
     return tuple(server.name for server in table.servers) if table is not None else ()
+
+
+def _wait_for_the_first_table(address: str, secret: bytes) -> tuple[str, ...]:
+    deadline_s = time.monotonic() + _BEGIN_S
+    while not (listed := _listed(address, secret)) and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)
+    return listed
 
 
 def _resize(address: str, secret: bytes, servers: int) -> Resized:

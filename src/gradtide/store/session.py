@@ -83,6 +83,12 @@ class Session(Sending[V]):
         return self.table is not None and (self.worker == NO_WORKER or self.member is not None)
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """The workers in the rounds from the step on that this one is in, as far as is known here."""
+        members = self.decree.members if self.decree is not None else ()
+        return tuple(member.worker for member in members if member.from_round <= max(1, self.step))
+
+    @property
     def degraded(self) -> int:
         """How many shards have no replica in sync although they should."""
         return self.table.backups.count(()) if self.table is not None and self.table.replicas else 0

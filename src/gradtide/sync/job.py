@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass, field
 
 from gradtide.collective import Group
-from gradtide.decrees import Ask, ask
+from gradtide.decrees import Ask, Dismissed, Notice, Watcher, ask
 from gradtide.environment import read_environment
 
 __all__ = ["Elastic", "Job", "Share", "current_job"]
@@ -32,6 +32,13 @@ class Elastic:
     number: int  # this worker's, which stays when ranks change
     generation: int = 0  # of the group that it is in; 0: of none yet
     newcomer: bool = False  # whether it came when the others were under way
+    _watcher: Watcher | None = None
+
+    def notice(self) -> Notice | None:
+        """What the launcher has said since the last time: that somebody comes or is to go."""
+        if self._watcher is None:
+            self._watcher = Watcher(self.address, self.number)
+        return self._watcher.notice()
 
 
 @dataclass(slots=True)
@@ -73,6 +80,8 @@ class Job:
         decree = ask(state.address, Ask(state.number, state.generation), 2 * self.timeout_s)
         state.newcomer = state.generation == 0 and decree.generation > 1
         state.generation = decree.generation
+        if state.number not in decree.ranks:
+            raise Dismissed(0)
         self.rank, self.size = decree.ranks.index(state.number), len(decree.ranks)
         if self.size > 1:
             name = f"{state.name}-generation-{decree.generation}"

@@ -67,9 +67,11 @@ class ServersWay:
             )
         who = "the servers step" if self.servers_step else f"the workers step ({_why_not(trained)})"
         self.reason = f"servers at {address}, {servers.mode}; {who}"
+        self._number, self._took_over, self._changed = job.rank, False, set[str]()
         self.store = self._connect(address, consistency, servers.secret_file)
-        if job.incarnation and servers.mode != "async":
+        if servers.mode != "async":
             job.behind = max(0, self.store.step - 1)  # it begins with the first round that it is in
+        self._follow_members()
         self._values = {n: p.detach() for n, p in zip(trained.names, trained.parameters, strict=True)}
         self._buffers = {f"buffer {name}": buffer for name, buffer in trained.buffers}
         self._gradients = {} if self.servers_step else {n: torch.zeros_like(v) for n, v in self._values.items()}
@@ -91,7 +93,7 @@ class ServersWay:
         while True:
             try:
                 return connect(
-                    address, worker=job.rank, workers=job.size, consistency=consistency, secret_file=secret_file
+                    address, worker=self._number, workers=job.size, consistency=consistency, secret_file=secret_file
                 )
             except PeerLost:
                 if not job.incarnation or time.monotonic() > deadline_s:
@@ -150,9 +152,17 @@ class ServersWay:
             if not self._synchronised:
                 self.synchronise(weight)
             take_step(self._trained)
+        self._follow_members()
         self._share_buffers()
         self._waiting = [handle for handle in self._waiting if not _ended(handle)]
         self._start_buckets()
+
+    def _follow_members(self) -> None:
+        """Who is in the next step shares its batch; the first of them speaks for all."""
+        members, led = self.store.members, self._job.rank == 0
+        if self._number in members:
+            self._job.rank, self._job.size = members.index(self._number), len(members)
+            self._took_over = self._took_over or (self._job.rank == 0 and not led)
 
     def _wait_for_the_round(self) -> None:
         """In bsp, until the round is closed. Otherwise what was pushed may take its time: pull waits if it must."""
@@ -221,13 +231,17 @@ class ServersWay:
     def _follow_options(self) -> None:
         """What a schedule of learning rates, or the user, changed counts from the round of this step on."""
         options = self._read_options()
-        if options == self._options:
+        for old, new in zip(self._options, options, strict=True):
+            self._changed.update(k for k, v in new.items() if old.get(k) != v)
+        if options == self._options and not self._took_over:
             return
-        if self._job.rank == 0:
+        if self._job.rank == 0:  # who has just become the first says all again: the one before may have left early
+            again = self._changed if self._took_over else set[str]()
             for name, old, new in zip(self._trained.names, self._options, options, strict=True):
-                changes = {k: v for k, v in new.items() if old.get(k) != v}
+                changes = {k: v for k, v in new.items() if old.get(k) != v or k in again}
                 if changes:
                     self.store.configure(name, from_round=self.store.step, **changes)
+            self._took_over = False
         self._options = options
 
     def begin_again(self) -> None:

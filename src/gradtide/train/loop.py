@@ -177,6 +177,7 @@ class Run:
         self, source: Source, tests: Source | None, epochs: int, rates: Rates, emit: Emit, keeper: Keeper
     ) -> History:
         at = keeper.begin(self)
+        self._begin(at)
         at.batches = at.batches or source.batches
         while at.epoch <= epochs:
             try:
@@ -187,6 +188,9 @@ class Run:
                 at = self._go_on_after_loss(at, keeper, error)
         keeper.finish()
         return at.history
+
+    def _begin(self, at: Position) -> None:
+        """Before the first epoch, or what is left of it."""
 
     def _train_epoch(self, source: Source, at: Position, rates: Rates, emit: Emit, keeper: Keeper) -> None:
         """What is left of an epoch."""

@@ -65,6 +65,10 @@ class RunTogether(Run):
     def store(self) -> Store | None:
         return self.model.store
 
+    def _begin(self, at: Position) -> None:
+        if isinstance(self._sync, Servers):  # whose rounds before the checkpoint the position has counted already
+            self._job.behind = max(0, self._job.behind - at.step)
+
     def _go_on_after_loss(self, at: Position, keeper: Keeper, error: RolledBack) -> Position:
         """The servers began again with a checkpoint: with all shards, so this worker does too; or with some, so it only
         takes what is there now."""
@@ -86,9 +90,14 @@ class RunTogether(Run):
         """Whole batches are read ahead, and cut here: when a worker dies, `shard` cuts for those who are left."""
         devices = [replica.device for replica in self.replicas]
         batches = read_ahead(self._read(lambda epoch: _alike(source.read(epoch), self._seed * 1_000_003 + epoch), at))
-        self._before = self._job.batches
+        self._before, begun = self._job.batches, at.in_epoch
         for batch in shard(batches, job=self._job):
+            # Batches that were done without this worker count, and one whose step was lost counts once.
+            missed = begun + self._job.batches - self._before - 1 - at.in_epoch
+            at.in_epoch, at.step = at.in_epoch + missed, at.step + missed
             yield split_batch(batch, devices)
+        if at.in_epoch == begun:
+            at.step += self._job.batches - self._before
 
     def _missed(self) -> bool:
         """A worker that is started again comes to epochs that the others have done without it."""
