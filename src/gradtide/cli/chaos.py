@@ -18,6 +18,8 @@ def chaos(
     script: Annotated[
         str, typer.Option(help="A command instead of workers; {address} (and {secret}, with cut) is the store's")
     ] = "",
+    changes: Annotated[int, typer.Option(help="Instead of faults: so many comings and goings of servers")] = 0,
+    worker_changes: Annotated[int, typer.Option(help="... and so many of workers in rounds")] = 0,
     simulate: Annotated[bool, typer.Option(help="In one process, on a virtual clock")] = False,
     seeds: Annotated[int, typer.Option(help="Simulated: how many scenarios")] = 20_000,
     first: Annotated[int, typer.Option(help="The first seed")] = 0,
@@ -32,7 +34,9 @@ def chaos(
         _soak(soak)
     if overload:
         _overload(overload)
-    if soak or overload:
+    if changes or worker_changes:
+        _come_and_go(changes, worker_changes, servers, replicas, first)
+    if soak or overload or changes or worker_changes:
         return
     import shlex
 
@@ -55,10 +59,31 @@ def chaos(
         raise GradtideError("the store broke its promise; its servers' output may say why")
 
 
+def _come_and_go(changes: int, worker_changes: int, servers: int, replicas: int, seed: int) -> None:
+    from rich.console import Console
+
+    from gradtide.errors import GradtideError
+    from gradtide.testing.comings import Coming, run_comings
+
+    plan = Coming(changes, worker_changes, servers, servers + 2, replicas, seed=seed)
+    with Console(stderr=True).status("starting") as status:
+        report = run_comings(plan, status.update)
+    typer.echo(
+        f"{report.servers} comings and goings of servers, {report.workers} of workers, {report.steps} rounds: "
+        f"lost {report.lost}, doubled {report.doubled}"
+    )
+    typer.echo(f"a step of those who stayed: median {report.step_s:.3f} s, longest {report.longest_s:.3f} s")
+    if report.settled_s:
+        typer.echo(f"until everything had moved: longest {max(report.settled_s):.2f} s")
+    if report.lost or report.doubled:
+        raise GradtideError("the store broke its promise; its servers' output may say why")
+
+
 def _simulate(first: int, seeds: int) -> None:
     from rich.console import Console
 
     from gradtide.errors import GradtideError
+    from gradtide.testing.elastic import run_elastic_seeds
     from gradtide.testing.simulate import run_seeds
 
     with Console(stderr=True).status("starting") as status:
@@ -67,7 +92,12 @@ def _simulate(first: int, seeds: int) -> None:
             if broken is not None:
                 replay = f"--seed {broken.scenario.seed}{' --replicas' if replicas else ''}"
                 raise GradtideError(f"a promise is broken; replay: python -m gradtide.testing.simulate {replay}")
-    typer.echo(f"{seeds} scenarios without and {seeds} with replicas from seed {first}: every promise held")
+        broken = run_elastic_seeds(first, -(-seeds // 10), lambda seed: status.update(f"growing and shrinking, {seed}"))
+        if broken is not None:
+            replay = f"python -m gradtide.testing.elastic --seed {broken.scenario.seed}"
+            raise GradtideError(f"a promise is broken; replay: {replay}")
+    kinds = f"{seeds} without and {seeds} with replicas, {-(-seeds // 10)} that grow and shrink"
+    typer.echo(f"scenarios from seed {first}, {kinds}: every promise held")
 
 
 def _soak(minutes: float) -> None:

@@ -51,7 +51,7 @@ exchange.py      a checkpoint as one plain file of tensors, and back
 recovering.py    what a store begins with, and what becomes of what is lost
 roles.py         server and coordinator as processes
 scaling.py       more or fewer servers for a store that is at work
-starter.py       where a fork server takes the names of more servers
+starter.py       where a fork server is asked for more servers
 forkserver.py    makes such processes by fork, and again when they die
 local.py         a store on this machine
 """

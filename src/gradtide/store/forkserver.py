@@ -2,9 +2,9 @@
 
 Commands come as JSON lines on standard input, answers leave on standard output. Every process it made is watched: one
 that dies is made again, until its group is stopped; a server that ends with exit code 0 has handed over its shards and
-is gone for good. In each group's folder a socket takes the names of more servers to make (starter.py). When standard
-input ends, or the parent is gone, all are ended and their folders removed. Children die with this process (forking.py),
-so nothing is left however it ends.
+is gone for good. In each group's folder there is a socket where more servers can be asked for (starter.py). When
+standard input ends, or the parent is gone, all are ended and their folders removed. Children die with this process
+(forking.py), so nothing is left however it ends.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 import torch
@@ -25,6 +26,7 @@ from gradtide.forking import Wake, fork
 from gradtide.store.arithmetic import Contribution
 from gradtide.store.messages import KeySpec
 from gradtide.store.roles import Role, run_role
+from gradtide.store.scaling import More
 from gradtide.store.starter import Starter
 from gradtide.store.updates import TorchArithmetic, update
 
@@ -108,12 +110,14 @@ class ForkServer:
         for child in made:
             child.wait_until_it_listens()
 
-    def _start_more(self, folder: str, names: tuple[str, ...]) -> None:
-        """Servers like those that the group began with."""
-        known = {child.role.name for child in self.children if child.folder == folder}
+    def _start_more(self, folder: str, wish: More) -> tuple[str, ...]:
+        """Servers like those that the group began with. A name is free when its last process has ended."""
+        taken = {child.role.name for child in self.children if child.folder == folder}.union(wish.taken)
         like = next(child.role for child in self.children if child.folder == folder and child.role.role == "server")
-        new = [name for name in names if name not in known]
-        self._start(folder, [replace(like, name=name, address=f"unix:{folder}/{name}") for name in new])
+        free = (name for i in range(len(taken) + wish.count) if (name := f"server-{i}") not in taken)
+        names = tuple(islice(free, wish.count))
+        self._start(folder, [replace(like, name=name, address=f"unix:{folder}/{name}") for name in names])
+        return names
 
     def _heal(self) -> None:
         """Makes again what has died, but for servers that were let go."""

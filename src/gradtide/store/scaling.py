@@ -19,7 +19,7 @@ from gradtide.store.moving import is_even
 from gradtide.store.status import ask
 from gradtide.transport.authenticate import parse_address
 
-__all__ = ["SCALE_S", "STARTER", "Scaled", "scale"]
+__all__ = ["SCALE_S", "STARTER", "More", "Scaled", "scale"]
 
 STARTER = "starter"  # the name of a fork server's socket, in the folder of its store
 SCALE_S = 300.0
@@ -27,6 +27,13 @@ _LOOK_S = 0.05
 _ASK_AGAIN_S = 1.0
 _START_S = 60.0
 _BEGIN_S = 10.0
+
+
+class More(msgspec.Struct, frozen=True):
+    """What a fork server is asked for: so many servers, with other names than these. It answers with their names."""
+
+    count: int
+    taken: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,30 +131,29 @@ def _progress(table: Table, servers: int) -> str:
 def _start_missing(address: str, there: tuple[str, ...], count: int) -> tuple[str, ...]:
     if count <= 0:
         return ()
-    free = (f"server-{i}" for i in range(len(there) + count))
-    names = tuple(name for name in free if name not in there)[:count]
     folder = os.path.dirname(parse_address(address).path)
     try:
-        _ask_starter(f"{folder}/{STARTER}", names)
+        return _ask_starter(f"{folder}/{STARTER}", More(count, there))
     except (FileNotFoundError, ConnectionRefusedError):
-        options = " ".join(f"--name {name}" for name in names[:1])
+        name = next(f"server-{i}" for i in range(len(there) + 1) if f"server-{i}" not in there)
         raise ConfigError(
             f"nobody here can start servers of the store at {address}; start {count} more by hand, as in: "
-            f"gradtide serve tcp:HOST:0 --coordinator {address} {options}"
+            f"gradtide serve tcp:HOST:0 --coordinator {address} --name {name}"
         ) from None
-    return names
 
 
-def _ask_starter(path: str, names: tuple[str, ...]) -> None:
+def _ask_starter(path: str, wish: More) -> tuple[str, ...]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as starter:
         starter.settimeout(_START_S)
         starter.connect(path)
         try:
-            starter.send(msgspec.json.encode(names))
-            answer = starter.recv(4096)
+            starter.send(msgspec.json.encode(wish))
+            answer = starter.recv(1 << 16)
         except TimeoutError:
             raise PeerTimeout(f"the process that makes servers did not answer within {_START_S:g} s") from None
         except OSError as error:
             raise CommunicationError(f"the process that makes servers is gone: {error.strerror}") from None
-    if answer != b"ok":
-        raise StoreError(answer.decode(errors="replace") or "the process that makes servers is gone; start them again")
+    try:
+        return msgspec.json.decode(answer, type=tuple[str, ...])
+    except msgspec.MsgspecError:
+        raise StoreError("the process that makes servers is gone, or is none; start the store again") from None

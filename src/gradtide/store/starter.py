@@ -1,4 +1,4 @@
-"""Where a fork server takes the names of more servers to make: a socket in the folder of a store."""
+"""Where a fork server is asked for more servers: a socket in the folder of a store."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from gradtide.store.scaling import STARTER
+from gradtide.store.scaling import STARTER, More
 
 __all__ = ["Starter"]
 
@@ -29,23 +29,14 @@ class Starter:
     def fileno(self) -> int:
         return self._listener.fileno()
 
-    def hear(self, start: Callable[[str, tuple[str, ...]], None]) -> None:
-        """Somebody has come, with a list of names."""
+    def hear(self, start: Callable[[str, More], tuple[str, ...]]) -> None:
+        """Somebody has come with a wish; whatever else it is, is not answered."""
         asker, _ = self._listener.accept()
-        with asker, contextlib.suppress(OSError):
+        with asker, contextlib.suppress(OSError, msgspec.MsgspecError):
             asker.settimeout(_HEAR_S)
-            try:
-                names = msgspec.json.decode(asker.recv(_MESSAGE_BYTES), type=tuple[str, ...])
-            except msgspec.MsgspecError:
-                asker.send(b"that is no list of names")
-                return
-            if len(names) > _MOST or not all(name.isascii() and name.replace("-", "").isalnum() for name in names):
-                asker.send(
-                    f"a server's name has letters, digits and hyphens, and at most {_MOST} start at once".encode()
-                )
-                return
-            start(self.folder, names)
-            asker.send(b"ok")
+            wish = msgspec.json.decode(asker.recv(_MESSAGE_BYTES), type=More)
+            if 0 < wish.count <= _MOST:
+                asker.send(msgspec.json.encode(start(self.folder, wish)))
 
     def close_here(self) -> None:
         """In a process that was made by fork."""

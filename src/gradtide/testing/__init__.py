@@ -19,6 +19,8 @@ islands.py     servers in networks of their own, that can be unplugged
 soak.py        long runs: training under a kill every 20 s, and on an overloaded machine
 trainer.py     a worker of these
 footprint.py   what processes take of this machine, and which are left
+comings.py     real servers and workers that come and go while others train in rounds
+round_worker.py  one that stays
 check_transport.py  what every way to move bytes must do
 hosts.py       two hosts on one machine, joined by a slow wire
 proxy.py       real sockets on a bad network: drops, duplicates, delays and cuts
