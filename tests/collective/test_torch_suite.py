@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -13,41 +14,43 @@ HERE = Path(__file__).parent
 LISTS = tomllib.loads((HERE / "torch_suite.toml").read_text())
 
 
-def start(backend, world_size, names, like="gloo"):
-    command = [sys.executable, str(HERE / "torch_suite.py"), backend, like, str(world_size), *names]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+class Run:
+    """A process that runs some of the tests, or all if there are no names."""
 
+    def __init__(self, backend, world_size, names=(), like="gloo"):
+        command = [sys.executable, str(HERE / "torch_suite.py"), backend, like, str(world_size), *names]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._names = names
+        self._process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=self._errors, text=True, start_new_session=True
+        )
 
-def finish(process, timeout_s):
-    """What became of each test."""
-    try:
-        said, _ = process.communicate(timeout=timeout_s)
-    finally:
-        process.kill()
-        process.communicate()
-    return {result["test"]: result for result in map(json.loads, said.splitlines())}
+    def results(self, timeout_s):
+        """What became of each test, by name."""
+        try:
+            said, _ = self._process.communicate(timeout=timeout_s)
+        finally:
+            self._process.kill()
+            self._process.communicate()
+        self._errors.seek(0)
+        text = self._errors.read()
+        self._errors.close()
+        assert self._process.returncode == 0, text[-2000:]
+        return {result["test"]: result for result in map(json.loads, said.splitlines())}
 
-
-def assert_passed(results, names):
-    missing = {name: results.get(name, {"said": "nothing", "why": ""}) for name in names}
-    bad = [f"{name} {r['said']}: {r['why']}" for name, r in missing.items() if r["said"] != "passed"]
-    assert not bad, f"{len(bad)} of {len(names)}:\n" + "\n".join(bad)
+    def assert_passed(self, timeout_s):
+        results = self.results(timeout_s)
+        bad = [f"{name}: {results[name]['why']}" for name in self._names if results[name]["said"] != "passed"]
+        assert not bad, f"{len(bad)} of {len(self._names)}:\n" + "\n".join(bad)
 
 
 def test_what_gloo_passes_gradtide_passes():
-    """Two at a time: the tests mostly wait for each other's processes."""
-    halves = [LISTS["world_size_3"][half::2] for half in range(2)]
-    processes = [start("gradtide", 3, names) for names in halves]
-    for process, names in zip(processes, halves, strict=True):
-        assert_passed(finish(process, 400), names)
-    names = LISTS["world_size_4"]
-    assert_passed(finish(start("gradtide", 4, names), 300), names)
-
-
-@pytest.mark.slow
-def test_what_is_for_mpi_alone_gradtide_passes_too():
-    assert_passed(finish(start("gradtide", 3, LISTS["like_mpi"], like="mpi"), 300), LISTS["like_mpi"])
+    """Two at a time: the tests mostly wait for their own processes."""
+    runs = [Run("gradtide", 3, LISTS["world_size_3"][half::2]) for half in range(2)]
+    for run in runs:
+        run.assert_passed(400)
+    Run("gradtide", 4, LISTS["world_size_4"]).assert_passed(120)
 
 
 def test_the_lists_name_every_test_once():
@@ -57,13 +60,16 @@ def test_the_lists_name_every_test_once():
     assert {name for gate in LISTS["gates"] for name in gate["tests"]} <= set(listed)
 
 
-@pytest.mark.slow  # everything, over Gloo too
-@pytest.mark.parametrize(("world_size", "key"), [(3, "world_size_3"), (4, "world_size_4")])
-def test_the_lists_hold_everything_that_gloo_passes(world_size, key):
-    known = set(LISTS["world_size_3"]) | set(LISTS["world_size_4"])
+@pytest.mark.slow
+def test_what_is_for_mpi_alone_gradtide_passes_too():
+    Run("gradtide", 3, LISTS["like_mpi"], like="mpi").assert_passed(300)
+
+
+@pytest.mark.slow  # everything, over Gloo
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_the_lists_hold_everything_that_gloo_passes(world_size):
+    results = Run("gloo", world_size).results(1800)
+    passed = {name for name, result in results.items() if result["said"] == "passed"}
     refused = set(LISTS["left_out"][0]["tests"])
-    names = [] if world_size == 3 else LISTS[key]
-    theirs = finish(start("gloo", world_size, names), 1800)
-    passed = {name for name, result in theirs.items() if result["said"] == "passed"}
-    assert passed - known <= refused
-    assert set(LISTS[key]) <= passed
+    assert passed - refused <= {*LISTS["world_size_3"], *LISTS["world_size_4"]}
+    assert set(LISTS[f"world_size_{world_size}"]) <= passed
