@@ -1,7 +1,9 @@
 """PyTorch's own tests of torch.distributed, over gradtide; torch_suite.toml: which, and what is left out and why."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,7 +33,8 @@ class Run:
         try:
             said, _ = self._process.communicate(timeout=timeout_s)
         finally:
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and all that it started
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.communicate()
         self._errors.seek(0)
         text = self._errors.read()

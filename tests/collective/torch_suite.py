@@ -47,6 +47,7 @@ def prepared(backend: str) -> type[unittest.TestCase]:
     import torch.testing._internal.distributed.distributed_test as tests
 
     if backend == "gradtide":
+        import gradtide.collective.c10d.creating  # noqa: F401
         from gradtide.collective.preload import load
         from gradtide.registration import register
 
