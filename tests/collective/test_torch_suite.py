@@ -30,17 +30,16 @@ class Run:
 
     def results(self, timeout_s):
         """What became of each test, by name."""
-        try:
-            said, _ = self._process.communicate(timeout=timeout_s)
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and all that it started
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.communicate()
+        said, _ = self._process.communicate(timeout=timeout_s)
         self._errors.seek(0)
-        text = self._errors.read()
-        self._errors.close()
-        assert self._process.returncode == 0, text[-2000:]
+        assert self._process.returncode == 0, self._errors.read()[-2000:]
         return {result["test"]: result for result in map(json.loads, said.splitlines())}
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and all that it started
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        self._errors.close()
 
     def assert_passed(self, timeout_s):
         results = self.results(timeout_s)
@@ -48,12 +47,25 @@ class Run:
         assert not bad, f"{len(bad)} of {len(self._names)}:\n" + "\n".join(bad)
 
 
-def test_what_gloo_passes_gradtide_passes():
+@pytest.fixture
+def start():
+    started = []
+
+    def run(*arguments, **keywords):
+        started.append(Run(*arguments, **keywords))
+        return started[-1]
+
+    yield run
+    for each in started:
+        each.close()
+
+
+def test_what_gloo_passes_gradtide_passes(start):
     """Two at a time: the tests mostly wait for their own processes."""
-    runs = [Run("gradtide", 3, LISTS["world_size_3"][half::2]) for half in range(2)]
+    runs = [start("gradtide", 3, LISTS["world_size_3"][half::2]) for half in range(2)]
     for run in runs:
         run.assert_passed(400)
-    Run("gradtide", 4, LISTS["world_size_4"]).assert_passed(120)
+    start("gradtide", 4, LISTS["world_size_4"]).assert_passed(120)
 
 
 def test_the_lists_name_every_test_once():
@@ -64,14 +76,14 @@ def test_the_lists_name_every_test_once():
 
 
 @pytest.mark.slow
-def test_what_is_for_mpi_alone_gradtide_passes_too():
-    Run("gradtide", 3, LISTS["like_mpi"], like="mpi").assert_passed(300)
+def test_what_is_for_mpi_alone_gradtide_passes_too(start):
+    start("gradtide", 3, LISTS["like_mpi"], like="mpi").assert_passed(300)
 
 
 @pytest.mark.slow  # everything, over Gloo
 @pytest.mark.parametrize("world_size", [3, 4])
-def test_the_lists_hold_everything_that_gloo_passes(world_size):
-    results = Run("gloo", world_size).results(1800)
+def test_the_lists_hold_everything_that_gloo_passes(start, world_size):
+    results = start("gloo", world_size).results(1800)
     passed = {name for name, result in results.items() if result["said"] == "passed"}
     refused = set(LISTS["left_out"][0]["tests"])
     assert passed - refused <= {*LISTS["world_size_3"], *LISTS["world_size_4"]}
