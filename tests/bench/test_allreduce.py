@@ -15,7 +15,7 @@ def test_every_contender_is_measured_at_every_size_and_rated_against_the_fastest
         assert figure.ratio == pytest.approx(gloo.seconds / figure.seconds)
     found = json.loads(json.dumps(content({"ranks": 2}, figures)))
     assert found["machine"]["packages"]["torch"]
-    assert len(found["results"]) == 6
+    assert len(found["results"]) == 8
 
 
 def test_a_benchmark_of_one_rank_is_refused():

@@ -238,6 +238,13 @@ def later_ones(rank, size, path):
         works += [dist.all_reduce(torch.tensor([float(n)]), async_op=True) for n in range(3)]
         go.set()
         assert answer.wait() == 4
+        # And for a message, which this thread does not bring.
+        got = torch.empty(1)
+        arriving = dist.irecv(got, 1 - rank)
+        future = dist.all_reduce(torch.ones(200_000), async_op=True).get_future()
+        heard = future.then(lambda _: arriving.wait() and got.item())
+        dist.send(torch.tensor([7.0]), 1 - rank)
+        assert heard.wait() == 7
         # Leaving with a receive that nothing comes for, at once and in order.
         dist.irecv(torch.empty(3), 1 - rank)
 

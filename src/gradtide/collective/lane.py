@@ -77,7 +77,7 @@ class Lane:
 
     def help(self, handle: Handle[Any]) -> None:
         """Lets what waits run here until the handle is done, if the caller is run by this lane: nobody else would."""
-        while self.inside() and not handle.done():
+        while self.inside() and not handle.done() and not self._jobs.empty():
             job = self._jobs.get()
             if job is None:  # it is being closed
                 return self._jobs.put(None)
