@@ -17,6 +17,7 @@ staleness.py       time to accuracy through servers in bsp, bounded and async, w
 staleness_peer.py  a worker of these
 store.py           the store against a bare pair of sockets, copy_, Redis and a Ray actor
 store_peer.py      one of these, in a process of its own
+checkpoint.py      how much a checkpoint slows its workers, and its rate beside the disk's own
 recovery.py        from a kill to the next step, against torchrun, torchft and a Ray actor
 recovery_rivals.py  how these are started, killed and ended
 recovery_peer.py   a rank under torchrun

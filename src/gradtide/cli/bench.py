@@ -174,6 +174,42 @@ def recovery(
 
 
 @bench.command()
+def checkpoint(
+    size: Annotated[str, typer.Option(help="Of the store")] = "2GB",
+    servers: Annotated[int, typer.Option(help="Servers that write")] = 1,
+    rounds: Annotated[int, typer.Option(help="How often; the median counts")] = 3,
+    steps: Annotated[int, typer.Option(help="Steps to time without a checkpoint, each round")] = 3,
+    folder: Annotated[Path | None, typer.Option(help="On which disk  [default: that of temporary files]")] = None,
+    output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-checkpoint-TIME.json]")] = None,
+) -> None:
+    """How much a checkpoint slows a worker, and its rate beside the disk's own, in one run."""
+    from statistics import median
+
+    from rich.console import Console
+
+    from gradtide.bench import report
+    from gradtide.bench.checkpoint import bench_checkpoint
+    from gradtide.bench.machine import describe_machine
+    from gradtide.topology.units import parse_size_bytes
+
+    path = output or Path("runs") / f"bench-checkpoint-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    report.check_output(path)
+    with Console(stderr=True).status("starting") as status:
+        found = bench_checkpoint(parse_size_bytes(size), servers, rounds, steps, folder, status.update)
+    for row in found:
+        typer.echo(
+            f"{row.size_bytes / 1e9:.2f} GB in {row.checkpoint_s:.1f} s, {row.of_disk:.0%} of the disk's own rate "
+            f"({row.size_bytes / row.disk_s / 1e6:,.0f} MB/s); a step took {row.step_meanwhile_s:.2f} s meanwhile, "
+            f"{row.step_s:.2f} s before: {row.slower:+.0%}, the longest {row.longest_s:.2f} s"
+        )
+    rate, slower = median(row.of_disk for row in found), median(row.slower for row in found)
+    typer.echo(f"median of {rounds}: {rate:.0%} of the disk's own rate, workers slowed by {slower:.0%}")
+    content = {"machine": describe_machine().as_dict(), "results": [asdict(row) for row in found]}
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    Console().print(f"written: {path}", soft_wrap=True)
+
+
+@bench.command()
 def staleness(
     seeds: Annotated[str, typer.Option(help="With commas; each takes nine runs")] = "0,1,2",
     steps: Annotated[int, typer.Option(help="Of each worker, in each run")] = 280,

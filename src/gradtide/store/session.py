@@ -352,7 +352,8 @@ class Session(Sending[V]):
                 operation.listed.append(message)
                 done = self._answered(operation, index)
             case CutBegun() | CutWritten():
-                operation.told.append(message)
+                if index in operation.unanswered:  # else it was said twice
+                    operation.told.append(message)
                 done = self._answered(operation, index)
             case Noted():
                 done = []
