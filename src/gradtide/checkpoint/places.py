@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterable
 from typing import Any, BinaryIO, Protocol
 
+from gradtide.checkpoint.direct import write_file
 from gradtide.errors import ConfigError, DataError, OutputError
 
 __all__ = ["Place", "open_place"]
@@ -82,13 +83,7 @@ class _Local:
     def write(self, name: str, content: Iterable[Buffer]) -> None:
         path = self._path(name)
         try:
-            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            try:
-                for buffer in content:
-                    _write_all(number, buffer)
-                os.fsync(number)
-            finally:
-                os.close(number)
+            write_file(path, content)
             _sync_folder(os.path.dirname(path))
         except OSError as error:
             raise _cannot(path, error) from None
@@ -193,12 +188,6 @@ class _Remote:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
-
-
-def _write_all(number: int, buffer: Buffer) -> None:
-    view = memoryview(buffer)
-    while view:
-        view = view[os.write(number, view) :]
 
 
 def _sync_folder(path: str) -> None:
