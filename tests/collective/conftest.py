@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks' processes import cases by that name too
 
-from ranks import Ranks
+from ranks import Ranks, move
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +45,12 @@ def two_hosts():
         except subprocess.CalledProcessError as error:
             pytest.skip(f"network namespaces can't be made here: {error.stderr.strip()}")
         yield names
+
+
+@pytest.fixture
+def far(two_hosts):
+    """Four ranks of a job that a launcher started: 0 and 1 on one host, 2 and 3 on the other."""
+    started = Ranks(4)
+    started.run(move, 4, two_hosts)
+    yield started
+    started.close()

@@ -1,6 +1,5 @@
 """What happens on two hosts when ranks die, stop, disagree or leave: ranks 0 and 1 are on one, 2 and 3 on the other."""
 
-import ctypes
 import gc
 import os
 import signal
@@ -9,35 +8,18 @@ import time
 
 import pytest
 import torch
-from ranks import Ranks
 
 from gradtide.collective.group import Group
 from gradtide.errors import CommunicationError, Mismatch
 
 _kept = {}
-_CLONE_NEWNET = 0x40000000
 SIZE = 4
-
-
-def move(rank, size, hosts):
-    """Goes to a host, and says as a launcher would which rank this is."""
-    with open(f"/run/netns/{hosts[rank // 2]}") as host:
-        assert ctypes.CDLL(None, use_errno=True).setns(host.fileno(), _CLONE_NEWNET) == 0
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29654"}
 
 
 def join(rank, size):
     _kept["group"] = Group.from_environment(timeout_s=30)
     _kept["group"].all_reduce(torch.ones(3))
     return os.getpid()
-
-
-@pytest.fixture
-def far(two_hosts):
-    started = Ranks(SIZE)
-    started.run(move, SIZE, two_hosts)
-    yield started
-    started.close()
 
 
 CALLS = {

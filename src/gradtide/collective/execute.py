@@ -15,7 +15,9 @@ __all__ = ["Each", "Progress", "Wire", "Work", "execute_in_process", "run_progra
 
 Each = Callable[[Callable[[int], None]], object]  # runs a function for the index of every device, side by side
 
-_AHEAD = 4  # messages that are asked for before they are needed
+# What is asked for before it is needed: all that this many bytes hold, and so many messages anyway. Gloo sends nothing
+# before it hears that the receiver is ready, and that word would queue behind all that goes the other way.
+_AHEAD, _AHEAD_BYTES = 4, 64 << 20
 
 
 class Work(Protocol):
@@ -99,6 +101,7 @@ def run_programme(
 ) -> None:
     """One process's share. buffers: of each rank whose memory this process sees, its whole buffer, flat."""
     run = _Run(schedule, programme, buffers, how, wire)
+    run.ask_ahead()
     for number, receive in enumerate(programme.receives):
         run.send_what_is_ready(number)
         for process, performed in receive.waits:
@@ -131,6 +134,7 @@ class _Run:
         self._far = [(n, receive) for n, receive in enumerate(programme.receives) if not receive.near]
         self._far.reverse()
         self._arriving: dict[int, tuple[Work | None, torch.Tensor]] = {}
+        self._asked_bytes = 0
 
     def send_what_is_ready(self, performed: int) -> None:
         for queue in self._unsent.values():
@@ -152,14 +156,19 @@ class _Run:
         for work in self._leaving.values():
             work.wait()
 
-    def _arrived(self, number: int) -> torch.Tensor:
-        while self._far and len(self._arriving) < _AHEAD:
+    def ask_ahead(self) -> None:
+        while self._far and (len(self._arriving) < _AHEAD or self._asked_bytes < _AHEAD_BYTES):
             later, receive = self._far.pop()
             room = torch.empty_like(self._chunk(receive.op.dst, receive.op.chunk))
             assert self._wire is not None
             work = self._wire.receive(room, receive.process, receive.at) if room.numel() else None
             self._arriving[later] = work, room
+            self._asked_bytes += room.nbytes
+
+    def _arrived(self, number: int) -> torch.Tensor:
+        self.ask_ahead()
         work, data = self._arriving.pop(number)
+        self._asked_bytes -= data.nbytes
         if work is not None:
             work.wait()
         return data
