@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from ranks import Failed
 
 from gradtide.collective.group import Group
 from gradtide.errors import CommunicationError, Mismatch
@@ -26,6 +27,7 @@ CALLS = {
     "all_reduce": lambda group, t, s: group.all_reduce(t, timeout_s=s),
     "hierarchical": lambda group, t, s: group.all_reduce(t, strategy="hierarchical", timeout_s=s),
     "all_to_all": lambda group, t, s: group.all_to_all(t, timeout_s=s),
+    "recv": lambda group, t, s: group.recv(t, 3, timeout_s=s),
     "background": lambda group, t, s: group.all_reduce(t, async_op=True, timeout_s=s).wait(),
 }
 
@@ -79,6 +81,31 @@ def test_a_rank_that_dies_in_the_middle_of_a_large_message_is_named(far):
         kind, text, _, end = far.answer(rank)
         assert (kind, end - died < 1) == ("PeerLost", True), text
         assert "rank 3 died or left during all_reduce(sum) of float32[4, 2000000]" in text
+
+
+def test_a_rank_that_waits_for_a_message_of_one_that_dies_is_told(far):
+    far.run(join, SIZE)
+    send(far, [0, 2], call, "recv")
+    assert not far._pipes[0].poll(0.3)
+    died = time.monotonic()
+    os.kill(far.processes[3].pid, signal.SIGKILL)
+    for rank in (0, 2):
+        kind, text, _, end = far.answer(rank)
+        assert (kind, "rank 3" in text, end - died < 1) == ("PeerLost", True, True), text
+
+
+def test_ctrl_c_ends_a_wait_and_the_others_are_told_why(far):
+    pids = far.run(join, SIZE)
+    send(far, [0, 1, 2], call, "all_reduce")
+    assert not far._pipes[0].poll(0.3)
+    interrupted = time.monotonic()
+    os.kill(pids[0], signal.SIGINT)
+    with pytest.raises(Failed, match="KeyboardInterrupt"):
+        far.answer(0)
+    for rank in (1, 2):
+        kind, text, _, end = far.answer(rank)
+        assert (kind, end - interrupted < 1) == ("PeerLost", True), text
+        assert "rank 0 gave up all_reduce(sum) of float32[4, 10] (KeyboardInterrupt)" in text
 
 
 def test_a_death_is_noticed_though_its_own_host_is_busy_elsewhere(far):

@@ -31,6 +31,7 @@ class Watch:
         self._others = sorted(lines)
         self._entered, self._finished, self._moved = 0, 0, 0
         self._what, self._timeout_s, self._deadline = "", 0.0, 0.0  # of the collective that runs now
+        self._unfinished = ""  # what this rank gave up
         self._left: dict[int, int] = {}  # who is gone: how many collectives it had finished, -1 if it did not say
         self._verdict: CommunicationError | None = None  # of the first rank that gave up
         self._answers: dict[int, tuple[int, int]] = {}
@@ -50,6 +51,9 @@ class Watch:
             self._finished = self._entered
         except Mismatch:  # everybody sees it, and goes on
             self._finished = self._entered
+            raise
+        except BaseException:
+            self._unfinished = f" {what}"
             raise
         finally:
             self._what = ""
@@ -100,7 +104,7 @@ class Watch:
         kind = type(error).__name__
         text = f"{kind} {error}"
         if kind not in _KINDS:
-            text = f"PeerLost rank {self.rank} gave up {self._what} ({text.strip()[:500]}); see its own output"
+            text = f"PeerLost rank {self.rank} gave up{self._unfinished} ({text.strip()[:500]}); see its own output"
         self._lines.say_all(Word.BROKEN, text=text)
         self._interrupt()
 
