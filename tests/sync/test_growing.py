@@ -103,7 +103,7 @@ def test_a_job_over_servers_grows_and_shrinks_and_shares_follow(tmp_path, wanted
     found = [np.load(tmp_path / f"{worker}.npz") for worker in range(2)]
     for name, value in zip(found[0].files, wanted, strict=True):
         assert np.array_equal(found[0][name], found[1][name])
-        assert np.abs(found[0][name] - value).max() < 0.05, "a step whose batch was cut by two rules is near enough"
+        assert np.abs(found[0][name] - value).max() < 1e-10
 
 
 def test_a_job_that_can_not_change_says_so():

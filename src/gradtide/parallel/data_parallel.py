@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gradtide.decrees import Dismissed
 from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeout
 from gradtide.events import Emit, GradientsReady, ParametersUpdated, ignore
 from gradtide.heap import keep_freed_memory
@@ -128,8 +127,8 @@ class DataParallel(nn.Module):
         notice = elastic.notice()
         if isinstance(self._wishes.sync, Servers):  # there everybody comes and goes by itself
             if notice is not None and elastic.number in notice.going:
-                self.close()
-                raise Dismissed(0)
+                assert isinstance(self._way, ServersWay)
+                self._way.depart()
             return False
         called = torch.tensor([int(notice is not None and notice.generation == elastic.generation)])
         return bool(called if self._job.group is None else self._job.group.all_reduce(called))

@@ -311,6 +311,15 @@ class Store:
         with self._engine.lock:
             return self._session.members
 
+    def announce_leave(self) -> int:
+        """Says that this worker will go in a few rounds, so that the others share the batches of those that follow;
+        returns the first step that it need not take. Close the store then."""
+        with self._engine.lock:
+            self._engine.give_up_quick()
+            until, told = self._session.announce_leave()
+            self._engine.obey(told)
+        return until
+
     def close(self) -> None:
         """Leaves the store; what is still open fails."""
         self._engine.close()

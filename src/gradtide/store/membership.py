@@ -286,9 +286,22 @@ class Membership:
             return []
         if peer.join.role == "server":
             return self._update_table(goers=self.leaving | {leave.name})
+        if leave.until:
+            return self._announce_leave(leave)
         peer.alive = False
         told = self._update_members() if peer.join.role == "worker" else []
         return told + self._forget(peer.join)
+
+    def _announce_leave(self, leave: Leave) -> list[Tell]:
+        """A worker will go before a round: all are told, and it stays until then."""
+        members = self.decree.members if self.decree is not None else ()
+        changed = tuple(
+            msgspec.structs.replace(member, until=leave.until)
+            if member.client == leave.name and not member.until
+            else member
+            for member in members
+        )
+        return self._proclaim(changed) if changed != members else []
 
     def _catch_up(self, beat: Beat) -> list[Tell]:
         told: list[Tell] = []

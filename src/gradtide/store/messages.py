@@ -368,10 +368,12 @@ class Join(_Wire, frozen=True, tag=40):
 
 
 class Leave(_Wire, frozen=True, tag=41):
-    """A process goes, on purpose. A server waits until its shards are elsewhere: until a table lists it no more."""
+    """A process goes, on purpose. A server waits until its shards are elsewhere: until a table lists it no more. A
+    worker can say before which round it will go, so that the others know in time who shares that round's batch."""
 
     name: str
     incarnation: int
+    until: int = 0
 
 
 class Beat(_Wire, frozen=True, tag=42):
@@ -444,12 +446,16 @@ class Table(_Wire, frozen=True, tag=44):
 
 
 class Member(_Wire, frozen=True):
-    """A worker in the rounds, from `from_round` on."""
+    """A worker in the rounds, from `from_round` on; if it has said that it will go, only before `until`."""
 
     worker: int
     from_round: int
     client: str
     incarnation: int
+    until: int = 0
+
+    def is_in(self, round_: int) -> bool:
+        return self.from_round <= round_ and not 0 < self.until <= round_
 
 
 class Propose(_Wire, frozen=True, tag=45):

@@ -89,7 +89,7 @@ class Block(Generic[V]):
         if not self.open:
             return None
         first = min(self.open)
-        late = [m.worker for m in members.values() if m.from_round <= first and self.reached.get(m.worker, 0) < first]
+        late = [m.worker for m in members.values() if m.is_in(first) and self.reached.get(m.worker, 0) < first]
         return first, tuple(sorted(late))
 
     @property
@@ -123,10 +123,10 @@ class Block(Generic[V]):
 
     def frontier(self, members: Mapping[int, Member], ceiling: int | None) -> int:
         """The last round that all have come by."""
-        if members:
-            come_by = min(max(self.reached.get(m.worker, 0), m.from_round - 1) for m in members.values())
-        else:  # all have left: what they pushed still counts
-            come_by = max(self.open, default=self.closed)
+        reached = {m.worker: max(self.reached.get(m.worker, 0), m.from_round - 1) for m in members.values()}
+        waited = [reached[m.worker] for m in members.values() if m.is_in(reached[m.worker] + 1)]
+        # If all have left, or will not come again: what they pushed still counts.
+        come_by = min(waited) if waited else max([*reached.values(), *self.open], default=self.closed)
         return come_by if ceiling is None else min(come_by, ceiling - 1)
 
     def _close(self, round_: int) -> tuple[int, V, tuple[int, ...]]:

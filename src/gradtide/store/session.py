@@ -59,6 +59,7 @@ V = TypeVar("V")
 Instructions = list[SessionInstruction[V]]
 
 LAYOUTS_KEPT = 256
+LEAVE_AHEAD = 3  # rounds from the word that a worker will go to the first without it, for all to have heard of it
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class Session(Sending[V]):
     def members(self) -> tuple[int, ...]:
         """The workers in the rounds from the step on that this one is in, as far as is known here."""
         members = self.decree.members if self.decree is not None else ()
-        return tuple(member.worker for member in members if member.from_round <= max(1, self.step))
+        return tuple(member.worker for member in members if member.is_in(max(1, self.step)))
 
     @property
     def degraded(self) -> int:
@@ -222,6 +223,11 @@ class Session(Sending[V]):
         """The last round that this worker has pushed for, or has come by; no later one can close before it pushes."""
         first = self.member.from_round if self.member is not None else 1
         return max(self._next_round.values(), default=first) - 1
+
+    def announce_leave(self) -> tuple[int, Instructions[V]]:
+        """Say that this worker will go soon; returns the first round that it need not be in."""
+        until = self.step + LEAVE_AHEAD
+        return until, [TellCoordinator(Leave(self.client, self.incarnation, until))]
 
     def leave(self) -> Instructions[V]:
         """Say goodbye: nobody waits for this worker any more."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradtide.decrees import Dismissed
 from gradtide.errors import ConfigError, PeerLost, PeerTimeout
 from gradtide.events import Emit, GradientsSynchronised, Waiting
 from gradtide.handle import Handle
@@ -68,6 +69,7 @@ class ServersWay:
         who = "the servers step" if self.servers_step else f"the workers step ({_why_not(trained)})"
         self.reason = f"servers at {address}, {servers.mode}; {who}"
         self._number, self._took_over, self._changed = job.rank, False, set[str]()
+        self._until = 0  # the first step that this worker need not take, once it is to go
         self.store = self._connect(address, consistency, servers.secret_file)
         if servers.mode != "async":
             job.behind = max(0, self.store.step - 1)  # it begins with the first round that it is in
@@ -159,10 +161,20 @@ class ServersWay:
 
     def _follow_members(self) -> None:
         """Who is in the next step shares its batch; the first of them speaks for all."""
+        if self._until and self.store.step >= self._until:
+            self.store.close()
+            raise Dismissed(0)
         members, led = self.store.members, self._job.rank == 0
         if self._number in members:
             self._job.rank, self._job.size = members.index(self._number), len(members)
             self._took_over = self._took_over or (self._job.rank == 0 and not led)
+
+    def depart(self) -> None:
+        """Goes after the next few steps, when the others know it; in async, where nobody waits, at once."""
+        if self._mode == "async":
+            self.store.close()
+            raise Dismissed(0)
+        self._until = self._until or self.store.announce_leave()
 
     def _wait_for_the_round(self) -> None:
         """In bsp, until the round is closed. Otherwise what was pushed may take its time: pull waits if it must."""

@@ -135,6 +135,11 @@ class ClientActor:
     def leave(self) -> None:
         self._do(self.session.leave())
 
+    def announce_leave(self) -> int:
+        until, told = self.session.announce_leave()
+        self._do(told)
+        return until
+
     def _operated(self, sequence: int, kind: str, layout: Layout) -> Operated:
         operation = self.session.operations.get(sequence)  # None: what it builds on was lost, and it is over already
         self.layouts[sequence] = layout

@@ -81,10 +81,12 @@ def _mishaps(random: Random, servers: int, replicas: int) -> tuple[Fault, ...]:
 
 
 def _comers(random: Random) -> tuple[Comer, ...]:
-    return tuple(
-        Comer(0.3 + 4 * random.random(), random.choice((0, 1, 2, 4)), random.random() < 0.7)
-        for _ in range(random.randrange(4))
-    )
+    found = []
+    for _ in range(random.randrange(4)):
+        goes_after, goodbye = random.choice((0, 1, 2, 4)), random.random() < 0.7
+        says_so = goodbye and goes_after > 0 and random.random() < 0.6
+        found.append(Comer(0.3 + 4 * random.random(), goes_after, goodbye, says_so))
+    return tuple(found)
 
 
 def run_elastic_seed(seed: int) -> Outcome:

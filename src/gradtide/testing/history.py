@@ -53,6 +53,7 @@ class History:
     operations: list[Operated] = field(default_factory=list)
     joined: dict[int, int] = field(default_factory=dict)  # worker -> its first round
     left: dict[int, float] = field(default_factory=dict)  # worker -> when it left or was killed
+    until: dict[int, int] = field(default_factory=dict)  # worker -> the first round it said it would not be in
     rates: dict[str, tuple[int, int, Operated]] = field(default_factory=dict)  # key -> (from round, rate, who asked)
     finals: dict[Place, Final] = field(default_factory=dict)
     tables: dict[int, Table] = field(default_factory=dict)  # by epoch, as they were journalled
@@ -253,6 +254,7 @@ def _check_ack(
     for worker, first in history.joined.items():
         other = slots.get(push.round, {}).get(worker)
         gone = worker in history.left and history.left[worker] <= (push.done_s or 0.0)
+        gone = gone or 0 < history.until.get(worker, 0) <= push.round
         if first <= push.round and not gone and (other is None or other.asked_s > (push.done_s or 0.0)):
             yield Violation(
                 "ack", f"{_name(push)} to {place} was acknowledged before worker {worker} pushed round {push.round}"

@@ -105,6 +105,9 @@ class CoordinatorActor(Process):
         if record.table is not None:
             history.note_table(record.table)
         members = {member.worker: member.from_round for member in record.decree.members} if record.decree else {}
+        for member in record.decree.members if record.decree else ():
+            if member.until:
+                history.until.setdefault(member.worker, member.until)
         for worker, first in members.items():
             history.joined.setdefault(worker, first)
         for worker in history.joined:

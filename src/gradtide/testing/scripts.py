@@ -41,6 +41,7 @@ class WorkerPlan:
     configures_from: int = 0  # a round from which it sets another rate; 0: never
     goes_after: int = 0  # after so many rounds it goes; 0: stays
     says_goodbye: bool = True
+    says_so_before: bool = False  # and announces it some rounds before
 
 
 def worker_script(plan: WorkerPlan) -> Script:
@@ -49,6 +50,7 @@ def worker_script(plan: WorkerPlan) -> Script:
     def script(actor: ClientActor) -> Steps:
         random = Random(plan.seed)
         keys, first = tuple(spec.key for spec in plan.specs), actor.session.step
+        until = 0
         yield {actor.init(spec) for spec in plan.specs}
         if plan.configures_from:
             yield {actor.configure(key, 7, plan.configures_from) for key in keys}
@@ -58,7 +60,10 @@ def worker_script(plan: WorkerPlan) -> Script:
                 break
             yield random.expovariate(1 / plan.slow_s)
             yield _push_step(actor, random, keys)
-            if plan.goes_after and actor.session.step - first + 1 >= plan.goes_after:
+            if plan.says_so_before and not until and actor.session.step - first + 1 >= plan.goes_after:
+                until = actor.announce_leave()
+            went = until and actor.session.step >= until
+            if went or (plan.goes_after and not until and actor.session.step - first + 1 >= plan.goes_after):
                 if plan.says_goodbye:
                     actor.leave()
                 actor.die()

@@ -45,6 +45,7 @@ class Comer:
     at_s: float
     goes_after: int = 0
     says_goodbye: bool = True
+    says_so_before: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,12 @@ def _start_clients(world: World, scenario: Scenario) -> None:
         world.clock.after(0.5, lambda: _late(world, late, plan))
     for i, comer in enumerate(scenario.comers, scenario.workers + scenario.newcomer):
         later: Session[Number] = Session(f"worker{i}", 1, i, 0, options)
-        stays = replace(_plan(scenario, i), goes_after=comer.goes_after, says_goodbye=comer.says_goodbye)
+        stays = replace(
+            _plan(scenario, i),
+            goes_after=comer.goes_after,
+            says_goodbye=comer.says_goodbye,
+            says_so_before=comer.says_so_before,
+        )
         world.clock.after(comer.at_s, lambda s=later, p=stays: _late(world, s, p))  # type: ignore[misc]
 
 
