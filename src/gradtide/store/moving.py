@@ -4,10 +4,12 @@ Nothing is decided about who is primary here: the shards that should move get on
 date in the background. When it is in sync, assignment.py lets the fullest of the others go.
 """
 
+from itertools import product
+
 from gradtide.store.assignment import Assignment, Standing, host_of
 from gradtide.store.messages import Table
 
-__all__ = ["is_even", "spread"]
+__all__ = ["is_settled", "spread"]
 
 _STRIDE = 619  # prime to the number of shards: neighbours, so the blocks of one key, go to different servers
 
@@ -24,11 +26,13 @@ def spread(table: Table, standing: Standing) -> Assignment | None:
         return None
     joining: list[tuple[int, ...]] = [()] * len(table.owners)
     hosts = tuple(host_of(server) for server in table.servers)
-    for turn in range(len(table.owners)):
-        shard = turn * _STRIDE % len(table.owners)
-        taker = _taker(held[shard], load, hosts)
-        if taker is not None:
-            joining[shard] = (taker,)
+    least, rest = divmod(sum(load.values()), len(load))
+    for enough in (least + (rest > 0), least):  # first from who has too many, then to who has too few
+        for turn in range(len(table.owners)):
+            shard = turn * _STRIDE % len(table.owners)
+            taker = _taker(held[shard], load, hosts, enough) if not joining[shard] else None
+            if taker is not None:
+                joining[shard] = (taker,)
     lost = table.lost or (0,) * len(table.owners)
     return Assignment(table.owners, backups, tuple(joining), lost) if any(joining) else None
 
@@ -38,24 +42,23 @@ def _is_whole(table: Table, usable: int) -> bool:
     return all(len(backups) >= wanted for backups in table.backups)
 
 
-def _taker(holders: tuple[int, ...], load: dict[int, int], hosts: tuple[str, ...]) -> int | None:
-    """Who should take this shard from the fullest of its holders, if that makes it more even; counts it as done."""
-    donors, takers = [i for i in holders if i in load], [i for i in load if i not in holders]
-    if holders[0] not in load or not takers:
-        return None  # there is nobody to copy from, or nobody to copy to
-    donor, taker = max(donors, key=lambda i: load[i]), min(takers, key=lambda i: load[i])
-    others = {hosts[i] for i in holders if i != donor}
-    if load[donor] - load[taker] < 2 or (hosts[taker] in others and hosts[donor] not in others):
-        return None
-    load[donor] -= 1
-    load[taker] += 1
-    return taker
+def _taker(holders: tuple[int, ...], load: dict[int, int], hosts: tuple[str, ...], enough: int) -> int | None:
+    """Who has less than enough and should take this shard from a holder who has more; counts it as done."""
+    if holders[0] not in load:
+        return None  # there is nobody to copy from
+    donors = sorted((i for i in holders if i in load), key=lambda i: -load[i])
+    takers = sorted((i for i in load if i not in holders), key=lambda i: load[i])
+    for donor, taker in product(donors, takers):
+        others = {hosts[i] for i in holders if i != donor}
+        spoils = hosts[taker] in others and hosts[donor] not in others  # two copies would be on one machine
+        if load[taker] < enough < load[donor] and not spoils:
+            load[donor] -= 1
+            load[taker] += 1
+            return taker
+    return None
 
 
-def is_even(table: Table, living: frozenset[str]) -> bool:
-    """Is everything where it is to stay: nobody leaves, nobody joins, and all who live hold about as much?"""
-    held = {i: table.owners.count(i) for i, server in enumerate(table.servers) if server.name in living}
-    for i in (i for backups in table.backups for i in backups if i in held):
-        held[i] += 1
-    uneven = max(held.values(), default=0) - min(held.values(), default=0)
-    return not (table.leaving or any(table.joining)) and uneven <= len(table.owners) // 16
+def is_settled(table: Table, living: frozenset[str]) -> bool:
+    """Is everything where it is to stay: nobody leaves, nobody joins, and nothing is to be moved?"""
+    alive = frozenset(i for i, server in enumerate(table.servers) if server.name in living)
+    return not (table.leaving or any(table.joining)) and spread(table, Standing(alive)) is None

@@ -15,7 +15,7 @@ import msgspec
 
 from gradtide.errors import CommunicationError, ConfigError, FrameError, PeerTimeout, StoreError
 from gradtide.store.messages import Inspected, Resize, Resized, Table
-from gradtide.store.moving import is_even
+from gradtide.store.moving import is_settled
 from gradtide.store.status import ask
 from gradtide.transport.authenticate import parse_address
 
@@ -113,7 +113,7 @@ def _is_settled(address: str, secret: bytes, servers: int, tell: Callable[[str],
     if table is None:
         return False
     tell(_progress(table, servers))
-    return len(table.servers) == servers and is_even(table, living)
+    return len(table.servers) == servers and is_settled(table, living)
 
 
 def _progress(table: Table, servers: int) -> str:

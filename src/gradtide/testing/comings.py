@@ -22,7 +22,7 @@ from gradtide.errors import ConfigError, GradtideError, PeerTimeout
 from gradtide.store.client import Store, connect
 from gradtide.store.engine import Timeouts
 from gradtide.store.local import Forks, LocalServers, local_servers
-from gradtide.store.moving import is_even
+from gradtide.store.moving import is_settled
 from gradtide.testing.round_worker import KEYS, onehot
 
 __all__ = ["Coming", "Report", "run_comings"]
@@ -151,7 +151,9 @@ def _let_go(servers: LocalServers, random: Random) -> None:
 
 def _wait_until_settled(store: Store, count: int) -> None:
     deadline_s = time.monotonic() + _SETTLED_S
-    while len(store.table.servers) != count or not is_even(store.table, frozenset(s.name for s in store.table.servers)):
+    while len(store.table.servers) != count or not is_settled(
+        store.table, frozenset(s.name for s in store.table.servers)
+    ):
         if time.monotonic() > deadline_s:
             raise PeerTimeout(f"the store has not become one of {count} servers within {_SETTLED_S:g} s")
         time.sleep(0.01)
