@@ -11,10 +11,10 @@ from gradtide.errors import Mismatch
 from gradtide.registration import register
 
 
-def main(topology: str) -> None:
+def main() -> None:
     torch.set_num_threads(1)
     register()
-    dist.init_process_group("gradtide", pg_options=topology or None)
+    dist.init_process_group("gradtide")
     rank, size = dist.get_rank(), dist.get_world_size()
     for count in (3, 100_000):
         dist.all_reduce(tensor := torch.full((count,), float(rank)))
@@ -46,6 +46,6 @@ def main(topology: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    main()
     sys.stdout.flush()
     os._exit(0)

@@ -10,6 +10,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from process_groups import process_group
 
+from gradtide.errors import TopologyError
+
 DTYPES = [
     torch.float64,
     torch.float32,
@@ -392,10 +394,13 @@ def mistakes(rank, size, path):
             (lambda: dist.all_gather([torch.ones(2)], torch.ones(2)), "1 tensors given, one a rank needed: 2"),
             (lambda: dist.all_gather_into_tensor(torch.ones(3), torch.ones(2)), "does not hold 2 times"),
             (lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3)), "3 rows can't be split between 2 ranks"),
+            (lambda: dist.new_group(backend="gradtide", pg_options=3), "pg_options of gradtide is a topology"),
             (lambda: dist.all_reduce(torch.ones(2), dist._make_nccl_premul_sum(2.0)), "multiply the tensor yourself"),
         ):
             with pytest.raises(RuntimeError, match=text):
                 call()
+        with pytest.raises(TopologyError, match="nowhere"):
+            dist.new_group(backend="gradtide", pg_options="nowhere.toml")
         dist.barrier()
 
 

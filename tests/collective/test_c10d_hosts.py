@@ -20,10 +20,11 @@ def test_a_program_runs_on_two_hosts_as_on_one(two_hosts, tmp_path, planned):  #
         "MASTER_PORT": "29657",
         "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
     }
-    topology = ["ethernet-cluster:2x2@1"] if planned else []
+    if planned:
+        environment["GRADTIDE_TOPOLOGY"] = "ethernet-cluster:2x2@1"
     ranks = [
         subprocess.Popen(
-            ["ip", "netns", "exec", two_hosts[rank // 2], sys.executable, str(HERE / "c10d_host_rank.py"), *topology],
+            ["ip", "netns", "exec", two_hosts[rank // 2], sys.executable, str(HERE / "c10d_host_rank.py")],
             env=environment | {"RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
