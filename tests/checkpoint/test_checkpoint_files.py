@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from gradtide.checkpoint.direct import DIRECT_BYTES
 from gradtide.checkpoint.manifest import MANIFEST, read_manifest, verify
 from gradtide.checkpoint.places import open_place
 from gradtide.checkpoint.shelf import Shelf, find_checkpoint
@@ -61,6 +62,13 @@ def test_what_others_wrote_as_safetensors_is_read(tmp_path):
     with TensorFile(open_place(tmp_path), "t.safetensors") as file:
         found, _ = file.read(len(file.header), max(slot.end for slot in file.slots))
     assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+
+
+@pytest.mark.parametrize("size", [0, 1, DIRECT_BYTES - 1, DIRECT_BYTES, DIRECT_BYTES + 1, 3 * DIRECT_BYTES + 77])
+def test_a_file_past_the_page_cache_is_what_was_given_whatever_its_size(tmp_path, size):
+    content = os.urandom(size)
+    open_place(tmp_path).write("x", [content[: size // 3], content[size // 3 :]])
+    assert (tmp_path / "x").read_bytes() == content
 
 
 def test_the_newest_complete_checkpoint_is_found_and_the_last_are_kept(shelf):
