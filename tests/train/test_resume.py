@@ -1,8 +1,12 @@
 """A run that goes on from its checkpoint is the run that was never stopped, bit for bit."""
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +19,7 @@ from gradtide.cli.app import app
 from gradtide.errors import ConfigError, DataError
 from gradtide.events import BatchDone, CheckpointFailed, CheckpointTaken
 from gradtide.train.record import read_metrics
+from gradtide.train.together.log import LogReader
 
 
 class Stop(Exception):
@@ -147,3 +152,41 @@ def test_the_command_says_what_does_not_fit():
     ):
         result = CliRunner().invoke(app, ["train", *arguments])
         assert message in str(result.exception), result
+
+
+def children_of(process):
+    with open(f"/proc/{process}/task/{process}/children") as file:
+        return [int(number) for number in file.read().split()]
+
+
+@pytest.mark.slow
+def test_workers_whose_server_dies_go_back_and_end_bit_for_bit_as_if_it_had_not(tmp_path):
+    base = [
+        sys.executable,
+        "-m",
+        "gradtide",
+        "train",
+        "--workers",
+        "2",
+        "--servers",
+        "2",
+        "--epochs",
+        "6",
+        "--lr",
+        "0.05",
+    ]
+    subprocess.run([*base, "--name", "calm"], cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    options = ("--name", "fire", "--checkpoint-every", "5", "--after-loss", "rewind")
+    process = subprocess.Popen([*base, *options], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    reader, step, deadline_s = LogReader(tmp_path / "runs" / "fire" / "worker-0.jsonl"), 0, time.monotonic() + 200
+    while step < 13:
+        assert time.monotonic() < deadline_s
+        step = max([step, *(timed.event.step for timed in reader.read() if isinstance(timed.event, BatchDone))])
+        time.sleep(0.02)
+    (forks,) = [
+        child for child in children_of(process.pid) if "store.forkserver" in Path(f"/proc/{child}/cmdline").read_text()
+    ]
+    os.kill(sorted(children_of(forks))[1], signal.SIGKILL)  # the first is the coordinator
+    assert process.wait(300) == 0
+    assert seen(tmp_path / "runs" / "fire") == seen(tmp_path / "runs" / "calm")
+    assert len(LogReader(tmp_path / "runs" / "fire" / "worker-0.jsonl").read()) > 36 * 7  # some steps were done twice

@@ -28,9 +28,8 @@ def ls(path: Where, as_json: AsJson = False) -> None:
         {
             "folder": folder,
             "step": manifest.step,
-            "taken": manifest.taken[:19] + "Z",
+            "taken": manifest.taken[:16].replace("T", " "),
             "bytes": manifest.size_bytes,
-            "files": len(manifest.files),
             "servers": manifest.servers,
             "cut": f"round {manifest.round}"
             if manifest.round
@@ -47,10 +46,11 @@ def ls(path: Where, as_json: AsJson = False) -> None:
     from rich.table import Table
 
     table = Table()
-    for heading in rows[0]:
-        table.add_column(heading, no_wrap=heading in ("folder", "taken"))
+    shown = [name for name in rows[0] if name != "step"]  # which is in the folder's name
+    for heading in shown:
+        table.add_column(heading, no_wrap=True)
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+        table.add_row(*(str(row[name]) for name in shown))
     Console().print(table)
 
 

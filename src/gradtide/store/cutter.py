@@ -22,7 +22,7 @@ __all__ = ["Cutter"]
 FILE_BYTES = 64 << 20  # about how much goes into one file
 _AHEAD_BYTES = 2 * FILE_BYTES  # copies that may wait to be written, if nothing forces more
 _REMEMBERED = 8  # checkpoints whose outcome is known after the next one has begun
-_PATIENCE_S = 60.0  # for the round of the cut to be closed
+_PATIENCE_S = 600.0  # for the round of the cut to be closed: a step may take minutes
 
 
 class Cutter:

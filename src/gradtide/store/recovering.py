@@ -7,7 +7,7 @@ from typing import get_args
 from gradtide.checkpoint.manifest import Manifest, check_sizes, verify
 from gradtide.checkpoint.places import open_place
 from gradtide.checkpoint.shelf import Shelf, find_checkpoint
-from gradtide.errors import ConfigError, DataError
+from gradtide.errors import ConfigError, DataError, GradtideError
 from gradtide.store.membership import Policy, Recovery
 
 __all__ = ["Recovering", "recovery_of"]
@@ -46,10 +46,13 @@ def recovery_of(restore: str, checkpoints: str, policy: Policy) -> Recovery:
 
 def _last_of(checkpoints: str) -> tuple[str, int] | None:
     """The newest that has all its files; one that has not is passed over, and that is said."""
-    shelf = Shelf(checkpoints)
-    for _, folder in reversed(shelf.folders()):
-        if not shelf.is_complete(folder):
-            continue
+    try:
+        shelf = Shelf(checkpoints)
+        complete = [folder for _, folder in shelf.folders() if shelf.is_complete(folder)]
+    except GradtideError as error:
+        _log.error("no checkpoint to go back to: %s", error)
+        return None
+    for folder in reversed(complete):
         try:
             taken = shelf.get(folder)
             check_sizes(open_place(taken.address), "", taken.manifest.files)
