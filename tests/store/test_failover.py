@@ -11,6 +11,7 @@ import torch
 import gradtide
 from gradtide.errors import ConfigError, RolledBack
 from gradtide.events import Degraded
+from gradtide.testing.footprint import footprint
 
 KEYS = [f"k{i}" for i in range(8)]
 ONES = [torch.ones(3, dtype=torch.int64)] * len(KEYS)
@@ -223,6 +224,30 @@ def test_fifty_kills_of_the_coordinator_change_no_bit_of_the_losses(forks):
     disturbed = train_with_losses(forks, 50, 6000)
     calm = train_with_losses(forks, 0, 6000)
     assert disturbed == calm
+
+
+def test_kills_leave_no_descriptor_open(forks):
+    counts = []
+    with gradtide.local_servers(3, replicas=1, forks=forks) as servers, gradtide.connect(servers.address) as store:
+        add_keys(store)
+        for kill in range(6):
+            wait_until(lambda: is_whole(store))
+            spared = [pid_of(servers, name) for name in ("coordinator", "server-0")]
+            wait_until(lambda spared=spared: descriptors_at_rest(spared))
+            counts.append([footprint(pid).descriptors for pid in spared])
+            victim = pid_of(servers, f"server-{1 + kill % 2}")
+            os.kill(victim, signal.SIGKILL)
+            servers.wait_until_healed(victim)
+            store.push(KEYS, ONES).wait(timeout_s=10)
+    assert {coordinator for coordinator, _ in counts[1:]} == {counts[0][0]}
+    assert max(server for _, server in counts[3:]) <= max(server for _, server in counts[:3])
+
+
+def descriptors_at_rest(pids):
+    """Is nobody just coming or going? Then two looks see the same."""
+    first = [footprint(pid).descriptors for pid in pids]
+    time.sleep(0.1)
+    return first == [footprint(pid).descriptors for pid in pids]
 
 
 def test_more_replicas_than_other_servers_are_refused():
