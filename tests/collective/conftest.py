@@ -1,11 +1,11 @@
-import os
-import shutil
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
+from gradtide.errors import ConfigError
+from gradtide.testing import hosts
 
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks' processes import cases by that name too
 
@@ -20,31 +20,15 @@ def ranks():
     started.close()
 
 
-def _run(command: str) -> None:
-    subprocess.run(command.split(), check=True, capture_output=True, text=True)
-
-
 @pytest.fixture(scope="session")
 def two_hosts():
-    """Two network namespaces, 10.77.0.1 and 10.77.0.2, joined by a veth pair that is limited to 160 Mbit/s."""
-    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
-        pytest.skip("two hosts need root, ip and tc (iproute2)")
-    names = [f"gradtide-{os.getpid()}-{i}" for i in range(2)]
+    """Two network namespaces, 10.77.0.1 and 10.77.0.2, joined by a wire of 160 Mbit/s."""
     with ExitStack() as stack:
         try:
-            for name in names:
-                _run(f"ip netns add {name}")
-                stack.callback(_run, f"ip netns del {name}")
-            _run(f"ip link add gt0 netns {names[0]} type veth peer name gt1 netns {names[1]}")
-            for i, name in enumerate(names):
-                inside = f"ip netns exec {name}"
-                _run(f"{inside} ip addr add 10.77.0.{i + 1}/24 dev gt{i}")
-                _run(f"{inside} ip link set gt{i} up")
-                _run(f"{inside} ip link set lo up")
-                _run(f"{inside} tc qdisc add dev gt{i} root tbf rate 160mbit burst 32kb latency 200ms")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces can't be made here: {error.stderr.strip()}")
-        yield names
+            inside = stack.enter_context(hosts.two_hosts("160mbit"))
+        except ConfigError as error:
+            pytest.skip(str(error))
+        yield [command[-1] for command in inside]
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_hosts import two_hosts  # noqa: F401
 
 HERE = Path(__file__).parent
 
 
 @pytest.mark.slow  # four processes that load torch, twice
 @pytest.mark.parametrize("planned", [False, True])
-def test_a_program_runs_on_two_hosts_as_on_one(two_hosts, tmp_path, planned):  # noqa: F811
+def test_a_program_runs_on_two_hosts_as_on_one(two_hosts, tmp_path, planned):
     environment = os.environ | {
         "WORLD_SIZE": "4",
         "MASTER_ADDR": "10.77.0.1",
