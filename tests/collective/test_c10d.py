@@ -263,7 +263,7 @@ def aborted(rank, size, path):
         if rank == 0:
             work = dist.all_reduce(torch.ones(3), async_op=True)  # the other never comes
             dist.group.WORLD.abort()
-            with pytest.raises(dist.DistBackendError, match="the group was closed during all_reduce"):
+            with pytest.raises(dist.DistBackendError, match="was closed"):  # before it began, or during it
                 work.wait()
             dist.distributed_c10d._get_default_store().set("aborted", "yes")
         dist.distributed_c10d._get_default_store().wait(["aborted"])
