@@ -7,6 +7,7 @@ A shard moves in the same way, with and without replicas: somebody more is broug
 somebody who is leaving, or has the most to hold, is let go. Which shards move when a server comes is in moving.py.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -87,7 +88,8 @@ def reassign(table: Table, servers: Sequence[ServerEntry], standing: Standing, e
     changing = next_.changing()
     for shard in changing:
         next_.follow(shard)
-    next_.count()
+    if changing:
+        next_.count()
     for shard in changing:
         next_.release(shard)
         next_.fill(shard)
@@ -163,12 +165,15 @@ class _Draft:
     def count(self) -> None:
         """Who holds how much, once it is known who follows whom."""
         self.load = [0] * len(self.hosts)
-        for owner, backups, joining in zip(self.owners, self.backups, self.joining, strict=True):
+        alike = Counter(zip(self.owners, self.backups, self.joining, strict=True))
+        for (owner, backups, joining), count in alike.items():
             for i in (owner, *backups, *joining):
-                self.load[i] += 1
+                self.load[i] += count
 
     def release(self, shard: int) -> None:
         """Let go whom a shard no longer needs, because enough others are in sync."""
+        if len(self.backups[shard]) <= self.replicas and not self.standing.leaving:
+            return
         in_sync = (self.owners[shard], *self.backups[shard])
         if in_sync[0] not in self.standing.alive:
             return
@@ -200,6 +205,8 @@ class _Draft:
     def fill(self, shard: int) -> None:
         """New replicas where there are too few: on other machines first, on who holds least, in turn."""
         owner, held = self.owners[shard], (*self.backups[shard], *self.joining[shard])
+        if len(held) >= self.replicas and not self.standing.leaving:
+            return
         staying = [i for i in (owner, *held) if i not in self.standing.leaving]
         missing = self.replicas + 1 - len(staying)
         if missing > 0 and owner in self.standing.alive:

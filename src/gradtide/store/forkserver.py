@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 
 import msgspec
@@ -84,7 +85,7 @@ class ForkServer:
             self._heal()
             for starter in self.starters:
                 if starter in readable:
-                    starter.hear(self._start_more)
+                    starter.hear(partial(self._start_more, starter))
             if 0 in readable and not self._read_commands():
                 break
         for folder in {child.folder for child in self.children}:
@@ -97,7 +98,9 @@ class ForkServer:
             command = msgspec.json.decode(line, type=Command)
             if command.do == "start":
                 self._start(command.folder, command.roles)
-                self.starters.append(Starter(command.folder))
+                like = next((role for role in command.roles if role.role == "server"), None)
+                if like is not None:
+                    self.starters.append(Starter(command.folder, like))
             elif command.do == "stop":
                 self._stop(command.folder)
             answer = [Alive(c.role.role, c.role.name, c.pid) for c in self.children if c.folder == command.folder]
@@ -110,10 +113,10 @@ class ForkServer:
         for child in made:
             child.wait_until_it_listens()
 
-    def _start_more(self, folder: str, wish: More) -> tuple[str, ...]:
+    def _start_more(self, starter: Starter, wish: More) -> tuple[str, ...]:
         """Servers like those that the group began with. A name is free when its last process has ended."""
+        folder, like = starter.folder, starter.like
         taken = {child.role.name for child in self.children if child.folder == folder}.union(wish.taken)
-        like = next(child.role for child in self.children if child.folder == folder and child.role.role == "server")
         free = (name for i in range(len(taken) + wish.count) if (name := f"server-{i}") not in taken)
         names = tuple(islice(free, wish.count))
         self._start(folder, [replace(like, name=name, address=f"unix:{folder}/{name}") for name in names])

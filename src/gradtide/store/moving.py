@@ -4,6 +4,7 @@ Nothing is decided about who is primary here: the shards that should move get on
 date in the background. When it is in sync, assignment.py lets the fullest of the others go.
 """
 
+from collections import Counter
 from itertools import product
 
 from gradtide.store.assignment import Assignment, Standing, host_of
@@ -20,10 +21,11 @@ def spread(table: Table, standing: Standing) -> Assignment | None:
     if standing.leaving or any(table.joining) or len(usable) < 2 or not _is_whole(table, len(usable)):
         return None
     backups = table.backups or ((),) * len(table.owners)
-    held = [(owner, *others) for owner, others in zip(table.owners, backups, strict=True)]
-    load = {i: sum(i in some for some in held) for i in usable}
+    alike = Counter(zip(table.owners, backups, strict=True)).items()
+    load = {i: sum(count for (owner, others), count in alike if i in (owner, *others)) for i in usable}
     if max(load.values()) - min(load.values()) <= len(table.owners) // 16:
         return None
+    held = [(owner, *others) for owner, others in zip(table.owners, backups, strict=True)]
     joining: list[tuple[int, ...]] = [()] * len(table.owners)
     hosts = tuple(host_of(server) for server in table.servers)
     least, rest = divmod(sum(load.values()), len(load))
@@ -39,7 +41,7 @@ def spread(table: Table, standing: Standing) -> Assignment | None:
 
 def _is_whole(table: Table, usable: int) -> bool:
     wanted = min(table.replicas, usable - 1)
-    return all(len(backups) >= wanted for backups in table.backups)
+    return min(map(len, table.backups), default=wanted) >= wanted
 
 
 def _taker(holders: tuple[int, ...], load: dict[int, int], hosts: tuple[str, ...], enough: int) -> int | None:

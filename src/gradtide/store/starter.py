@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from gradtide.store.roles import Role
 from gradtide.store.scaling import STARTER, More
 
 __all__ = ["Starter"]
@@ -19,8 +20,8 @@ _HEAR_S = 1.0
 class Starter:
     """Of one group of processes. Only who can enter the folder can reach it."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, like: Role) -> None:
+        self.folder, self.like = folder, like
         self._path = f"{folder}/{STARTER}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self._path)
@@ -29,14 +30,14 @@ class Starter:
     def fileno(self) -> int:
         return self._listener.fileno()
 
-    def hear(self, start: Callable[[str, More], tuple[str, ...]]) -> None:
+    def hear(self, start: Callable[[More], tuple[str, ...]]) -> None:
         """Somebody has come with a wish; whatever else it is, is not answered."""
         asker, _ = self._listener.accept()
         with asker, contextlib.suppress(OSError, msgspec.MsgspecError):
             asker.settimeout(_HEAR_S)
             wish = msgspec.json.decode(asker.recv(_MESSAGE_BYTES), type=More)
             if 0 < wish.count <= _MOST:
-                asker.send(msgspec.json.encode(start(self.folder, wish)))
+                asker.send(msgspec.json.encode(start(wish)))
 
     def close_here(self) -> None:
         """In a process that was made by fork."""
