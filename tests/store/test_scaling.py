@@ -157,3 +157,19 @@ def test_a_second_sigterm_ends_a_server_at_once_and_it_says_what_it_held(forks):
             finally:
                 os.kill(stopped, signal.SIGCONT)
         assert b"server-9 was told twice to go; it was still primary of 512 shards" in by_hand.stderr.read()
+
+
+def test_the_command_scales_a_store_and_says_what_is_wrong(forks):
+    from typer.testing import CliRunner
+
+    from gradtide.cli.app import app
+
+    def scale_by_command(*arguments):
+        return CliRunner().invoke(app, ["scale", *arguments])
+
+    with gradtide.local_servers(1, forks=forks) as servers:
+        done = scale_by_command(servers.address, "--servers", "2")
+        assert "started: server-1\n2 servers: server-0, server-1 (after " in done.stdout
+        assert "let go: server-1\n1 servers: server-0" in scale_by_command(servers.address, "--servers", "1").stdout
+        assert "say what to scale" in str(scale_by_command(servers.address).exception)
+    assert "no job run-gone" in str(scale_by_command("run-gone", "--workers", "2").exception)
