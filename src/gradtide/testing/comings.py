@@ -137,15 +137,17 @@ def _change_servers(
         if comes:
             servers.scale(count + 1)
         else:
-            _let_go(servers, random)
+            _let_go(servers, store, random)
         _wait_until_settled(store, count + 1 if comes else count - 1)
         settled.append(time.monotonic() - begun_s)
         tell(f"{len(settled)} of {plan.servers} changes of servers, {comers.changes} of {plan.workers} of workers")
     return settled
 
 
-def _let_go(servers: LocalServers, random: Random) -> None:
-    victim = random.choice([process for process in servers.processes if process.role == "server"])
+def _let_go(servers: LocalServers, store: Store, random: Random) -> None:
+    """SIGTERM to one of the table: another may be on its way out already."""
+    listed = {server.name for server in store.table.servers}
+    victim = random.choice([process for process in servers.processes if process.name in listed])
     os.kill(victim.pid, signal.SIGTERM)
 
 
