@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from gradtide.errors import ConfigError, ScheduleError
-from gradtide.schedule import resources, strategies
+from gradtide.schedule import strategies
 from gradtide.schedule.model import Op, Schedule
 from gradtide.schedule.request import STRATEGIES, Request
-from gradtide.schedule.resources import Path, fair_rates
 from gradtide.schedule.servers_model import ServerCluster, push_pull_seconds
+from gradtide.schedule.sharing import Path, Sharing
 from gradtide.schedule.simulate import simulate
 from gradtide.topology.model import Link, Node, NodeKind, Topology
 from gradtide.topology.presets import both_ways, preset
@@ -78,20 +78,24 @@ def test_an_op_without_a_route_is_refused_by_name():
         simulate(schedule("abc", Op(0, 0, 2, 0, "copy")), topology, 1)
 
 
-def test_both_ways_to_fill_agree_and_are_max_min_fair(monkeypatch: pytest.MonkeyPatch):
+def test_shares_are_max_min_fair():
+    """Every resource carries no more than it can; on some of each flow's, which is full, nobody gets more than it."""
     chance = np.random.default_rng(3)
     for _ in range(100):
         capacity = chance.uniform(1, 10, 12)
-        routes = [tuple(int(r) for r in chance.choice(12, chance.integers(1, 4), replace=False)) for _ in range(30)]
-        flows = [(Path(r, 0.0, min(capacity[list(r)]), r), int(chance.integers(1, 4))) for r in routes]
-        rates = fair_rates(flows, list(capacity))
-        monkeypatch.setattr(resources, "SMALL", 0)
-        assert fair_rates(flows, list(capacity)) == pytest.approx(rates)
-        monkeypatch.undo()
+        routes = [tuple(int(r) for r in chance.choice(12, chance.integers(1, 4))) for _ in range(30)]  # some twice
+        paths = [Path(r, 0.0, min(capacity[n] / r.count(n) for n in r), r) for r in routes]
+        sharing, flows, rates = Sharing(paths, list(capacity)), [], []
+        present = sorted(int(at) for at in chance.choice(30, 12, replace=False))
+        for company, members in sharing.companies(sum(1 << at for at in present)):
+            counts = tuple(int(count) for count in chance.integers(1, 4, len(members)))
+            flows += [(paths[member], count) for member, count in zip(members, counts, strict=True)]
+            rates += sharing.fair_rates(members, counts, company)
+        assert sorted(path.resources for path, _ in flows) == sorted(routes[at] for at in present)
         load = np.zeros(12)
         highest = np.zeros(12)
         for (path, count), rate in zip(flows, rates, strict=True):
-            load[list(path.resources)] += rate * count
+            np.add.at(load, list(path.resources), rate * count)
             highest[list(path.resources)] = np.maximum(highest[list(path.resources)], rate)
         assert (load <= capacity * (1 + 1e-9)).all()
         for (path, _), rate in zip(flows, rates, strict=True):  # each has a full resource on which nobody gets more

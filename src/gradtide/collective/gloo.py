@@ -95,7 +95,8 @@ def open_gloo(store: Any, rank: int, size: int, address: str, timeout_s: float) 
     options._devices = [gloo.create_device(hostname=address)]
     before = _open_sockets()
     group = gloo(store, rank, size, options)
-    found = [connection for number in _open_sockets().items() - before.items() if (connection := _connected(number[1]))]
+    fresh = [descriptor for name, descriptor in _open_sockets().items() if name not in before]
+    found = [connection for descriptor in fresh if (connection := _connected(descriptor))]
     try:
         return Gloo(group, _between_ranks(store, rank, size, found, timeout_s))
     except BaseException:

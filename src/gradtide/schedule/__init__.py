@@ -10,7 +10,8 @@ writer.py         from trees to ops with deps
 packing/          packs trees into a network as tightly as its wires allow
 bound.py          the time that no schedule can beat
 verify.py         proves that a schedule gives the right result
-resources.py      links and wires that ops compete for, shared max-min fair
+resources.py      links and wires that ops compete for
+sharing.py        how flows share them: max-min fair
 simulate.py       when each op starts and ends, what each link carries
 servers_model.py  the same for parameter servers in very large clusters
 plan.py           every strategy built, proven, predicted and compared

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gradtide.schedule.model import Schedule
-from gradtide.schedule.resources import Path, Resources, fair_rates
+from gradtide.schedule.resources import Resources
+from gradtide.schedule.sharing import Path
 from gradtide.topology.model import Topology
 
 __all__ = ["Simulation", "simulate"]
@@ -55,14 +56,13 @@ class _Pair:
     `served`, the bytes that each flow present since the beginning would have got. A flow ends when that reaches
     its goal, and a change of rate moves one event, not one per flow."""
 
-    __slots__ = ("goals", "latency_s", "moment", "number", "path", "rate", "rivals", "served", "version")
+    __slots__ = ("goals", "latency_s", "moment", "number", "path", "rate", "served", "version")
 
     def __init__(self, number: int, path: Path, latency_s: float) -> None:
         self.number, self.path, self.latency_s = number, path, latency_s
         self.goals: list[tuple[float, int]] = []  # a heap of (served when it ends, op)
         self.rate = self.served = self.moment = 0.0
         self.version = 0
-        self.rivals = 0  # bit i: pair i of the schedule uses some resource of this one's, too
 
     def advance(self, now: float) -> None:
         self.served += self.rate * (now - self.moment)
@@ -84,7 +84,6 @@ class _Run:
 
     def __init__(self, schedule: Schedule, resources: Resources, chunk_bytes: list[float], latency: bool) -> None:
         ops, ranks, count = schedule.ops, schedule.ranks, len(schedule.ops)
-        self.capacity = resources.capacity
         self.bytes = [chunk_bytes[op.chunk] for op in ops]
         self.start, self.moving, self.end = [0.0] * count, [0.0] * count, [0.0] * count
         place = {op.id: at for at, op in enumerate(ops)}
@@ -107,12 +106,11 @@ class _Run:
             lane.queue.append(at)
             self.lane_of.append(lane)
         self.pairs = list(pairs.values())
-        _find_rivals(self.pairs)
+        self.sharing = resources.sharing(tuple((ranks[src], ranks[dst]) for src, dst in pairs))
         self.arrived = [False] * count  # its latency is over
         self.events: list[tuple[float, int, int, int]] = []  # (time, op or -1, version, pair)
         self.active = 0  # bit i: pair i has rivals, and flows
         self.touched: dict[int, int] = {}  # pairs of this moment -> flows they had before it
-        self.known: dict[tuple[int, tuple[int, ...]], list[float]] = {}  # rates of a company and its flows
 
     def to_the_end(self) -> None:
         for at, missing in enumerate(self.missing):
@@ -184,79 +182,44 @@ class _Run:
 
     def _share(self, now: float) -> None:
         """New rates for those whose company changed in this moment, and a new end for whoever has a new rate."""
-        changed = []
+        changed, rivals = 0, self.sharing.rivals
         for number, before in self.touched.items():
             pair = self.pairs[number]
             count = len(pair.goals)
             if count == before:
                 continue
-            if not pair.rivals:
+            if not rivals[number]:
                 pair.rate = pair.path.bytes_per_s / count if count else 0.0
                 continue
-            changed.append(number)
+            changed |= 1 << number | rivals[number]
             if not count:
                 pair.rate = 0.0
                 self.active &= ~(1 << number)
             elif not before:
                 self.active |= 1 << number
-        for company in self._companies(changed):
-            self._share_fairly(company, now)
+        if changed:
+            for company, members in self.sharing.companies(self.active):
+                if company & changed:
+                    self._share_fairly(company, members, now)
         for number in self.touched:
             self._plan_end(self.pairs[number], now)
         self.touched = {}
 
-    def _share_fairly(self, company: int, now: float) -> None:
-        members = []
-        rest = company
-        while rest:
-            lowest = rest & -rest
-            members.append(self.pairs[lowest.bit_length() - 1])
-            rest ^= lowest
-        counts = tuple([len(pair.goals) for pair in members])
-        rates = self.known.get((company, counts))
-        if rates is None:
-            flows = [(pair.path, count) for pair, count in zip(members, counts, strict=True)]
-            rates = fair_rates(flows, self.capacity)
-            self.known[company, counts] = rates
-        for pair, rate in zip(members, rates, strict=True):
+    def _share_fairly(self, company: int, members: list[int], now: float) -> None:
+        pairs = self.pairs
+        counts = tuple([len(pairs[number].goals) for number in members])
+        for number, rate in zip(members, self.sharing.fair_rates(members, counts, company), strict=True):
+            pair = pairs[number]
             if rate != pair.rate:
                 pair.advance(now)
                 pair.rate = rate
                 self.touched[pair.number] = -1
-
-    def _companies(self, changed: list[int]) -> list[int]:
-        """The groups of pairs, as bits, that compete with a changed one, directly or through others."""
-        groups, seen = [], 0
-        for first in changed:
-            if seen >> first & 1:
-                continue
-            group = todo = 1 << first
-            while todo:
-                lowest = todo & -todo
-                fresh = self.pairs[lowest.bit_length() - 1].rivals & self.active & ~group
-                group |= fresh
-                todo = todo & ~lowest | fresh
-            seen |= group
-            groups.append(group & self.active)
-        return groups
 
     def _plan_end(self, pair: _Pair, now: float) -> None:
         pair.version += 1
         if pair.goals:
             end = now + max(0.0, pair.goals[0][0] - pair.served) / pair.rate
             heapq.heappush(self.events, (end, -1, pair.version, pair.number))
-
-
-def _find_rivals(pairs: list[_Pair]) -> None:
-    """A pair without rivals, as most links of an NVLink mesh are, has a rate that depends on its own flows only."""
-    users: dict[int, int] = defaultdict(int)
-    for pair in pairs:
-        for resource in pair.path.resources:
-            users[resource] |= 1 << pair.number
-    for pair in pairs:
-        for resource in pair.path.resources:
-            pair.rivals |= users[resource]
-        pair.rivals &= ~(1 << pair.number)
 
 
 def _summary(schedule: Schedule, topology: Topology, resources: Resources, run: _Run) -> Simulation:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from gradtide.schedule.request import NotApplicable, Request
-from gradtide.schedule.resources import Path, Resources
+from gradtide.schedule.resources import Resources
+from gradtide.schedule.sharing import Path
 from gradtide.topology.model import NodeKind
 
 __all__ = ["Wiring", "hosts_of", "machines_of", "need", "slices_for", "wiring_of"]
