@@ -38,12 +38,12 @@ class Step(NamedTuple):
 def groups_of(packing: Packing) -> list[Group]:
     """Pairs the trees into each root with the trees out of it, by root."""
     trees, groups = packing.trees, []
-    for root in np.unique(trees.roots):
+    for root in sorted(set(trees.roots.tolist())):
         here = [at for at in np.flatnonzero(trees.roots == root)[::-1] if packing.parts[at] > 0]
         here.sort(key=lambda at: -packing.parts[at])
         up = [(float(packing.parts[at]), arcs_of(trees.parents[at], True)) for at in here if trees.inward[at]]
         down = [(float(packing.parts[at]), arcs_of(trees.parents[at], False)) for at in here if not trees.inward[at]]
-        groups += _paired(int(root), up, down)
+        groups += _paired(root, up, down)
     return groups
 
 
@@ -72,16 +72,14 @@ def _paired(root: int, up: Shared, down: Shared) -> list[Group]:
     """Lays both directions side by side: a group is a stretch in which neither changes its tree."""
     ups, downs = up or [(1.0, ())], down or [(1.0, ())]
     end_up, end_down = np.cumsum([part for part, _ in ups]), np.cumsum([part for part, _ in downs])
-    total = min(end_up[-1], end_down[-1])
-    ends = np.unique(np.concatenate([end_up, end_down, [total]]))
-    ends = ends[ends <= total]
+    total = min(float(end_up[-1]), float(end_down[-1]))
     groups, start = [], 0.0
-    for end in ends:
+    for end in sorted(end for end in {*end_up.tolist(), *end_down.tolist()} if end <= total):
         if end - start > 1e-6:
             middle = (start + end) / 2
             into = ups[min(int(np.searchsorted(end_up, middle)), len(ups) - 1)][1]
             out = downs[min(int(np.searchsorted(end_down, middle)), len(downs) - 1)][1]
-            groups.append(Group(root, float(end - start), into, out))
+            groups.append(Group(root, end - start, into, out))
         start = end
     return groups
 

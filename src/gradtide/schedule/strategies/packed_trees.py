@@ -128,7 +128,7 @@ def _cuts_of(
     even: list[list[int]] = []  # the fewest pieces that load wires as evenly as the packing: on a switch, one a device
     promising: dict[int, tuple[float, list[int]]] = {}
     best_load = float((loads @ [group.part for group in groups]).max())
-    for pieces in np.unique(np.r_[1 : min(most, 64) + 1, np.geomspace(1, most, 160).astype(int)]).tolist():
+    for pieces in sorted({*range(1, min(most, 64) + 1), *np.geomspace(1, most, 160).astype(int).tolist()}):
         counts = cut(groups, pieces * step, per_root)
         busiest = float((loads @ counts).max()) / (pieces * step)
         if not even and busiest < 1.002 * best_load:
