@@ -198,12 +198,16 @@ def checkpoint(
         found = bench_checkpoint(parse_size_bytes(size), servers, rounds, steps, folder, status.update)
     for row in found:
         typer.echo(
-            f"{row.size_bytes / 1e9:.2f} GB in {row.checkpoint_s:.1f} s, {row.of_disk:.0%} of the disk's own rate "
-            f"({row.size_bytes / row.disk_s / 1e6:,.0f} MB/s); a step took {row.step_meanwhile_s:.2f} s meanwhile, "
+            f"{row.size_bytes / 1e9:.2f} GB in {row.checkpoint_s:.1f} s; the disk alone: {row.cached_s:.1f} s through "
+            f"the page cache, {row.direct_s:.1f} s past it; a step took {row.step_meanwhile_s:.2f} s meanwhile, "
             f"{row.step_s:.2f} s before: {row.slower:+.0%}, the longest {row.longest_s:.2f} s"
         )
-    rate, slower = median(row.of_disk for row in found), median(row.slower for row in found)
-    typer.echo(f"median of {rounds}: {rate:.0%} of the disk's own rate, workers slowed by {slower:.0%}")
+    cached, direct = median(row.of_cached for row in found), median(row.of_direct for row in found)
+    slower = median(row.slower for row in found)
+    typer.echo(
+        f"median of {rounds}: {cached:.0%} of the disk's own rate through the page cache, {direct:.0%} of that past "
+        f"it, workers slowed by {slower:.0%}"
+    )
     content = {"machine": describe_machine().as_dict(), "results": [asdict(row) for row in found]}
     path.write_text(json.dumps(content, indent=2) + "\n")
     Console().print(f"written: {path}", soft_wrap=True)

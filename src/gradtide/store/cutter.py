@@ -19,7 +19,7 @@ from gradtide.store.shard_file import entry_of, part_of
 
 __all__ = ["Cutter"]
 
-FILE_BYTES = 64 << 20  # about how much goes into one file
+FILE_BYTES = 128 << 20  # about how much goes into one file
 _AHEAD_BYTES = 2 * FILE_BYTES  # copies that may wait to be written, if nothing forces more
 _REMEMBERED = 8  # checkpoints whose outcome is known after the next one has begun
 _PATIENCE_S = 600.0  # for the round of the cut to be closed: a step may take minutes
@@ -125,7 +125,7 @@ class Cutter:
 
 
 class _Writing:
-    """A thread that writes shards, some 64 MB to a file, in the order in which they come."""
+    """A thread that writes shards, some 128 MB to a file, in the order in which they come."""
 
     def __init__(self, folder: str, server: str, epoch: int, wake: Callable[[], None]) -> None:
         self._folder, self._server, self.epoch, self._wake = folder, server, epoch, wake
