@@ -11,7 +11,7 @@ class PartEntry(msgspec.Struct, frozen=True, array_like=True):
     name: str
     start: int
     end: int
-    sha256: str
+    crc32: int  # half of the processor time of a sha256, and it is there to find damage, not malice
 
 
 class FileEntry(msgspec.Struct, frozen=True):

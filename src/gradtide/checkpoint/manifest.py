@@ -103,8 +103,8 @@ def check_header(file: TensorFile, entry: FileEntry) -> None:
         raise DataError(f"{file.name} is damaged: the checksum of its header is another")
 
 
-def check_part(file: TensorFile, part: PartEntry, digest: str) -> None:
-    if digest != part.sha256:
+def check_part(file: TensorFile, part: PartEntry, checksum: int) -> None:
+    if checksum != part.crc32:
         raise DataError(f"{file.name} is damaged: the checksum of {part.name} is another")
 
 

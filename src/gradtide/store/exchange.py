@@ -59,8 +59,8 @@ def _tensors_of(place: Place, entry: FileEntry) -> dict[str, Tensor]:
     with TensorFile(place, entry.name) as file:
         check_header(file, entry)
         for part in entry.parts:
-            tensors, digest = file.read(part.start, part.end)
-            check_part(file, part, digest)
+            tensors, checksum = file.read(part.start, part.end)
+            check_part(file, part, checksum)
             found |= tensors
     return found
 

@@ -56,8 +56,8 @@ def _read_file(place: Place, entry: FileEntry, wanted: Iterable[str]) -> Iterato
         for name in wanted:
             if name not in parts:
                 raise DataError(f"{file.name} has no {name}, which the manifest says it has")
-            tensors, digest = file.read(parts[name].start, parts[name].end)
-            check_part(file, parts[name], digest)
+            tensors, checksum = file.read(parts[name].start, parts[name].end)
+            check_part(file, parts[name], checksum)
             yield _decode(file.name, name, tensors)
 
 

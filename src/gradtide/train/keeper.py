@@ -245,8 +245,8 @@ def _read(place: Place, entry: FileEntry) -> dict[str, Tensor]:
     with TensorFile(place, entry.name) as file:
         check_header(file, entry)
         (part,) = entry.parts
-        tensors, digest = file.read(part.start, part.end)
-        check_part(file, part, digest)
+        tensors, checksum = file.read(part.start, part.end)
+        check_part(file, part, checksum)
     return tensors
 
 
