@@ -227,8 +227,8 @@ class Host(Generic[V]):
         match message:
             case Welcome() if message.incarnation == self.incarnation:
                 self.heart.welcome(message, now_s)
-                if not message.accepted and (self.draining or self._is_leaving):
-                    self.dismissed = True  # who is not in the journal's table holds nothing
+                if self.draining and self.heart.refused:
+                    self.dismissed = True  # another process has the name: nothing is left here that counts
             case Table() if (message.term, message.epoch) > (
                 (self.table.term, self.table.epoch) if self.table else (0, 0)
             ):

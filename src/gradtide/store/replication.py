@@ -47,6 +47,9 @@ class ReplicationOptions:
     """How patient a primary is, and how much it sends in the background."""
 
     resend_s: float = 0.5
+    snapshot_s: float = (
+        10.0  # the same for a snapshot, which waits behind others; a broken connection is noticed at once
+    )
     lagging_s: float = 1.5  # a required replica that is silent for so long is complained about
     transfer_bytes_per_s: float = 200e6  # snapshots that nobody waits for
     kept_bytes: int = 64 << 20  # entries that are kept for a replica that is not in sync yet
@@ -242,7 +245,8 @@ class Replication(Generic[V]):
 
     def _attend(self, shard: Shard[V], log: Log[V]) -> None:
         for name, follower in log.followers.items():
-            if follower.acked == log.position.sequence or self.now_s - follower.heard_s < self.options.resend_s:
+            patience_s = self.options.resend_s if follower.basis is None else self.options.snapshot_s
+            if follower.acked == log.position.sequence or self.now_s - follower.heard_s < patience_s:
                 continue
             if follower.basis is not None:
                 follower.basis, follower.differs = None, True  # the snapshot, or its answer, was lost

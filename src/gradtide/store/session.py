@@ -426,7 +426,9 @@ class Session(Sending[V]):
         """A no that may turn into a yes."""
         if flight is None:
             return []
-        flight.due_s = min(flight.due_s, now_s + self.options.resend_s / 4)
+        # A server that has not heard of a table or a decree yet will in a moment; one that is busy takes longer.
+        soon_s = self.options.resend_s / (4 if message.reason == "busy" else 40)
+        flight.due_s = min(flight.due_s, now_s + soon_s)
         if message.reason == "layout":
             self._known_layouts = {known for known in self._known_layouts if known[0] != flight.server}
             return self._launch(operation, flight, now_s)

@@ -17,7 +17,7 @@ from gradtide.testing.wire import decode
 
 __all__ = ["CoordinatorActor", "HostActor", "Process"]
 
-_OPTIONS = ReplicationOptions(resend_s=0.2, lagging_s=1.1)
+_OPTIONS = ReplicationOptions(resend_s=0.2, snapshot_s=0.4, lagging_s=1.1)
 
 
 class Process:
