@@ -309,6 +309,10 @@ class Replication(Generic[V]):
                 if follower.basis is not None:
                     follower.basis, follower.differs = None, True
                 self._send_again(shard, shard.log, name, follower)
+        for number in (number for number, primary in self.primaries.items() if primary == name):
+            known = self.replicas.get(number)
+            word = Replicated(self.epoch, self.name, number, known.position if known is not None else Version())
+            self.outbox.append(ToServer(name, word))
 
     # --- what other servers say ---
 
