@@ -81,6 +81,7 @@ class Replication(Generic[V]):
     same: frozenset[str] = frozenset()  # servers that are the processes they were in the table before this one
     _synced: set[int] = field(default_factory=set)  # of the replicas: those that share the primary's past
     _budget_bytes: float = 0.0
+    _ticked_s: float = 0.0
     _repeat_at_s: float = 0.0
     _ticked_s: float = 0.0
 
@@ -218,7 +219,7 @@ class Replication(Generic[V]):
 
     def tick(self, now_s: float, shards: Iterable[Shard[V]]) -> None:
         """Time goes by: send again, complain, report."""
-        passed_s = now_s - self.now_s
+        passed_s, self._ticked_s = now_s - self._ticked_s, now_s  # `now_s` of this object moves with each message
         most = self.options.transfer_bytes_per_s / 4
         self._budget_bytes = min(self._budget_bytes + passed_s * self.options.transfer_bytes_per_s, most)
         self.now_s = now_s
