@@ -83,7 +83,6 @@ class Replication(Generic[V]):
     _budget_bytes: float = 0.0
     _ticked_s: float = 0.0
     _repeat_at_s: float = 0.0
-    _ticked_s: float = 0.0
 
     @property
     def epoch(self) -> int:
@@ -223,11 +222,10 @@ class Replication(Generic[V]):
         most = self.options.transfer_bytes_per_s / 4
         self._budget_bytes = min(self._budget_bytes + passed_s * self.options.transfer_bytes_per_s, most)
         self.now_s = now_s
-        absent_s, self._ticked_s = now_s - self._ticked_s, now_s
         if self.table is None or not self.table.joining:
             return
-        if absent_s > self.options.resend_s:
-            self._excuse_own_absence(absent_s, shards)
+        if passed_s > self.options.resend_s:
+            self._excuse_own_absence(passed_s, shards)
         for shard in shards:
             if shard.log is not None:
                 self._attend(shard, shard.log)
