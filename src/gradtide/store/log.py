@@ -72,6 +72,7 @@ class Log(Generic[V]):
     epoch: int
     position: Version
     arithmetic: Arithmetic[V]
+    lasting: bool = True  # False: of a store without replicas, while the shard moves
     followers: dict[str, Follower] = field(default_factory=dict)
     required: frozenset[str] = frozenset()
     confirmed: int = 0  # every answer up to this entry has left
@@ -254,6 +255,6 @@ class Log(Generic[V]):
             self.entries.popleft()
 
     def _mark(self, answer: Answer[V]) -> Answer[V]:
-        if self.required and isinstance(answer.message, Pushed):
+        if self.required and self.lasting and isinstance(answer.message, Pushed):
             return Answer(answer.client, replace(answer.message, replicated=True), answer.values)
         return answer

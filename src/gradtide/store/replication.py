@@ -160,7 +160,7 @@ class Replication(Generic[V]):
         assert self.table is not None
         if not self.table.replicas and (shard.blocks or shard.filter.records):
             shard.position = Version(self.epoch, shard.position.sequence + 1)
-        return Log(self.epoch, shard.position, self.arithmetic)
+        return Log(self.epoch, shard.position, self.arithmetic, lasting=self.table.replicas > 0)
 
     def _lead_alone(self, shard: Shard[V]) -> list[Answer[V]]:
         """Nobody follows, and nobody is to."""
