@@ -13,7 +13,7 @@ links.py         a client's connections to the servers
 inbox.py         where what servers send belongs
 upkeep.py        a client's background thread, and its connection to the coordinator
 tensors.py       tensors as raw memory
-messages.py      every request, reply and word of the coordinator, as small structs; payloads stay raw bytes
+messages/        every request, reply and word of the coordinator, as small structs; payloads stay raw bytes
 placement.py     which shard a block belongs to, and which server holds a shard
 layouts.py       the pieces of a set of keys, by shard and by server
 operations.py    what a client has asked for and not yet got
