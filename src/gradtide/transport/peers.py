@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import socket
+import threading
 import weakref
 from collections.abc import Sequence
 
@@ -19,7 +20,7 @@ class Peers:
 
     def __init__(self, sockets: dict[int, socket.socket]) -> None:
         self._sockets = sockets
-        self._poll = select.poll()
+        self._poll, self._lock = select.poll(), threading.Lock()  # a poll object serves one thread at a time
         self._rank_of = {peer.fileno(): rank for rank, peer in sockets.items()}
         for descriptor in self._rank_of:
             self._poll.register(descriptor, select.POLLRDHUP)
@@ -27,8 +28,10 @@ class Peers:
         _alive.add(self)
 
     def gone(self) -> list[int]:
-        """The ranks whose sockets are closed. Costs one system call."""
-        return sorted(self._rank_of[descriptor] for descriptor, _ in self._poll.poll(0))
+        """The ranks whose sockets are closed. Costs one system call. Several threads may ask at once."""
+        with self._lock:
+            closed = self._poll.poll(0)
+        return sorted(self._rank_of[descriptor] for descriptor, _ in closed)
 
     def send_descriptor(self, descriptor: int) -> None:
         """Sends a descriptor to every peer."""
@@ -58,7 +61,7 @@ class Peers:
                 peer.close()
         self._sockets.clear()
         self._rank_of.clear()
-        self._poll = select.poll()
+        self._poll, self._lock = select.poll(), threading.Lock()  # a poll object serves one thread at a time
 
 
 def _close_in_child() -> None:

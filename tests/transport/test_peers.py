@@ -1,0 +1,18 @@
+"""Whether a peer has died may be asked by several threads at once."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+from gradtide.transport.peers import Peers
+
+
+def test_several_threads_may_ask_at_once_who_is_gone():
+    pairs = {rank: socket.socketpair() for rank in range(64)}
+    peers = Peers({rank: ours for rank, (ours, _) in pairs.items()})
+    pairs[3][1].close()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: [peers.gone() for _ in range(2000)], range(4)))
+    assert all(gone == [3] for of_thread in found for gone in of_thread)
+    peers.close()
+    for _, theirs in pairs.values():
+        theirs.close()
