@@ -22,11 +22,13 @@ class Store:
             self._values[key] = value.encode()
             self._news.notify_all()
 
-    def get(self, key):
+    def wait(self, keys, timeout):
         with self._news:
-            if not self._news.wait_for(lambda: key in self._values, 5):
+            if not self._news.wait_for(lambda: all(key in self._values for key in keys), timeout.total_seconds()):
                 raise RuntimeError("timeout")
-            return self._values[key]
+
+    def get(self, key):
+        return self._values[key]
 
 
 class Ear:
