@@ -115,6 +115,7 @@ def one_processor(one):
     os.sched_setaffinity(0, before)
 
 
+@pytest.mark.slow  # it measures, and does not always come out alike
 def test_a_thousand_idle_sockets_slow_a_client_by_a_fifth_at_most(one, one_processor):
     """With and without in turn, always as often, in changing order; the medians of all turns are compared."""
     with gradtide.connect(one.address) as store:
