@@ -18,10 +18,10 @@ def test_a_process_that_takes_memory_and_descriptors_is_seen_to_grow():
         "import sys; kept = []\n"
         "for line in sys.stdin: kept += [bytearray(20 << 20), open('/dev/null')]; print('more', flush=True)\n"
     )
+    watch = _Watch()
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        watch = _Watch()
         for minute in range(6):
             watch.look(minute * 60.0, {"greedy": process.pid})
             print("on", file=process.stdin, flush=True)

@@ -28,7 +28,10 @@ class Store:
                 raise RuntimeError("timeout")
 
     def get(self, key):
-        return self._values[key]
+        with self._news:
+            if not self._news.wait_for(lambda: key in self._values, 5):
+                raise RuntimeError("timeout")
+            return self._values[key]
 
 
 class Ear:

@@ -231,11 +231,12 @@ class _Watch:
 
     seen: dict[str, list[tuple[float, Footprint]]] = field(default_factory=dict)
     known: set[Known] = field(default_factory=set)
+    strangers: set[Known] = field(default_factory=lambda: descendants(os.getpid()))  # who was there before
 
     def look(self, now_s: float, pids: dict[str, int]) -> None:
         for name, pid in pids.items():
             self.seen.setdefault(name, []).append((now_s, footprint(pid)))
-        self.known |= descendants(os.getpid())
+        self.known |= descendants(os.getpid()) - self.strangers
 
     def growths(self, whole_s: float) -> tuple[Growth, ...]:
         found = []
