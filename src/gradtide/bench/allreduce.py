@@ -21,7 +21,7 @@ __all__ = ["OURS", "SIZES", "Figure", "bench_allreduce", "content", "find_mpi", 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 160 << 20)
 OURS = ("gradtide, shared tensor", "gradtide, ordinary tensor", "gradtide, torch.distributed")
 _IN_TORCH = {OURS[0]: "shared", OURS[1]: "ordinary", OURS[2]: "c10d", "Gloo": "gloo"}
-_TURN_S, _TURN_TIMES = 0.25, 2000  # a turn takes about so long, but goes no more often than that
+_TURN_S, _TURN_TIMES = 0.25, 20_000  # a turn takes about so long, but goes no more often than that
 _HERE = Path(__file__).parent
 
 

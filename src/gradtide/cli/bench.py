@@ -88,7 +88,7 @@ def allreduce(
 
 @bench.command()
 def store(
-    sizes: Annotated[str, typer.Option(help="Bytes of a push_pull, with commas")] = "4096,65536,1048576,16777216",
+    sizes: Annotated[str, typer.Option(help="Of a push_pull, with commas")] = "4KiB,64KiB,1MiB,16MiB",
     workers: Annotated[int, typer.Option(help="Workers at once")] = 1,
     servers: Annotated[int, typer.Option(help="Servers that share the keys")] = 1,
     replicas: Annotated[int, typer.Option(help="Also gradtide with so many replicas; needs more servers")] = 0,
@@ -109,11 +109,9 @@ def store(
     from gradtide.bench import report
     from gradtide.bench.machine import describe_machine
     from gradtide.bench.store import Case, bench_store, curve
-    from gradtide.errors import ConfigError
+    from gradtide.topology.units import parse_size_bytes
 
-    chosen = [int(size) for size in sizes.split(",") if size.strip().isdecimal()]
-    if len(chosen) != len(sizes.split(",")):
-        raise ConfigError(f"--sizes {sizes!r} makes no sense; write bytes with commas, as in 4096,65536")
+    chosen = [parse_size_bytes(size) for size in sizes.split(",")]
     path = output or Path("runs") / f"bench-store-{time.strftime('%Y%m%d-%H%M%S')}.json"
     report.check_output(path)
     results, points = [], []

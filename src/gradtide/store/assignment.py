@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from gradtide.store.messages import ServerEntry, Table
-from gradtide.store.placement import SHARDS, deal
+from gradtide.store.placement import deal
 
 __all__ = ["Assignment", "Standing", "assign_first", "balance", "host_of", "promotable", "reassign", "without"]
 
@@ -51,7 +51,7 @@ def assign_first(servers: Sequence[ServerEntry], replicas: int) -> Assignment:
         return Assignment(owners)
     hosts = tuple(host_of(server) for server in servers)
     backups = tuple(_neighbours(hosts, shard, owner)[:replicas] for shard, owner in enumerate(owners))
-    return Assignment(owners, backups, ((),) * SHARDS, (0,) * SHARDS)
+    return Assignment(owners, backups, ((),) * len(owners), (0,) * len(owners))
 
 
 def _neighbours(hosts: tuple[str, ...], shard: int, owner: int) -> tuple[int, ...]:

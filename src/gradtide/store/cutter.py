@@ -22,6 +22,7 @@ __all__ = ["Cutter"]
 FILE_BYTES = 128 << 20  # about how much goes into one file
 _AHEAD_BYTES = 2 * FILE_BYTES  # copies that may wait to be written, if nothing forces more
 _REMEMBERED = 8  # checkpoints whose outcome is known after the next one has begun
+_LOOK_S = 0.01  # between looks for what could be copied; a block that closes its next round copies itself
 _PATIENCE_S = 600.0  # for the round of the cut to be closed: a step may take minutes
 
 
@@ -34,6 +35,8 @@ class Cutter:
         self._writing: _Writing | None = None
         self._waiting: dict[str, CollectCut] = {}  # by client
         self._written: OrderedDict[str, _Writing] = OrderedDict()  # by name: for those who did not ask yet
+        self._look_at_s = 0.0
+        self._news = False  # from the thread that writes
 
     @property
     def active(self) -> bool:
@@ -51,13 +54,15 @@ class Cutter:
         if self._find(message.name) is None:
             return [self._refuse(message, "cut", "the table of servers has changed meanwhile; take it again")]
         self._waiting[message.client] = message
+        self._news = True
         return self.poll(now_s)
 
     def poll(self, now_s: float) -> list[Answer[Tensor]]:
         """Time goes by, or shards have closed rounds."""
         cutting, writing = self._cutting, self._writing
-        if cutting is None or writing is None:
+        if cutting is None or writing is None or (now_s < self._look_at_s and not self._news):
             return []
+        self._look_at_s, self._news = now_s + _LOOK_S, False
         if cutting.epoch != self._host.epoch:
             cutting.fail("the table of servers has changed meanwhile; take it again")
         members = {member.worker: member for member in self._host.decree.members} if self._host.decree else {}
@@ -82,6 +87,10 @@ class Cutter:
 
     def _find(self, name: str) -> "_Writing | None":
         return self._writing if self._cutting is not None and self._cutting.name == name else self._written.get(name)
+
+    def _hear(self) -> None:
+        self._news = True
+        self._wake()
 
     def close(self) -> None:
         if self._writing is not None:
@@ -108,7 +117,7 @@ class Cutter:
             self._cutting = Cutting.begin(message.name, message.client, message.round, self._host.epoch, shards, now_s)
         except Refusal as refusal:
             return self._refuse(message, refusal.reason, refusal.text)
-        self._writing = _Writing(message.folder, self._host.name, self._host.epoch, self._wake)
+        self._writing = _Writing(message.folder, self._host.name, self._host.epoch, self._hear)
         return Answer(message.client, CutBegun(message.sequence, self._host.epoch))
 
     def _answer(self, message: CollectCut, writing: "_Writing | None") -> Answer[Tensor]:

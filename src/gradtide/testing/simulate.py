@@ -6,10 +6,12 @@ python -m gradtide.testing.simulate --seeds 20000          many, until the first
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from random import Random
 
+from gradtide.store import placement
 from gradtide.store.session import Session, SessionOptions
 from gradtide.testing.actors import ClientActor, World
 from gradtide.testing.clock import VirtualClock
@@ -36,6 +38,7 @@ __all__ = [
 
 LIMIT_S = 300.0
 HEAL_S = 60.0  # until all replicas are in sync again
+SHARDS = 64  # a table of 1,024, as a real one, takes as long as all the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,20 @@ def scenario_of(seed: int) -> Scenario:
 
 def run_scenario(scenario: Scenario) -> Outcome:
     """Run it to its end, and check what happened."""
+    with _few_shards():
+        return _run(scenario)
+
+
+@contextmanager
+def _few_shards() -> Iterator[None]:
+    usual, placement.SHARDS = placement.SHARDS, SHARDS
+    try:
+        yield
+    finally:
+        placement.SHARDS = usual
+
+
+def _run(scenario: Scenario) -> Outcome:
     clock, random = VirtualClock(), Random(scenario.seed)
     world = World(clock, Network(clock, random, scenario.faults), random)
     world.network.on_cut = lambda source, target: _notice_cut(world, source, target)
