@@ -32,6 +32,16 @@ def test_a_perfect_wire_is_fitted_exactly():
     assert fit.worst_ratio == pytest.approx(1)
 
 
+def test_a_wire_that_lets_a_burst_pass_is_as_fast_as_the_largest_sizes_say():
+    """A token bucket of 256 kB before a wire of 125 MB/s; what fits into it passes at 2 GB/s."""
+    sizes = (64, 4_096, 262_144, 1_048_576, 4_194_304)
+    samples = [Sample(n, 60e-6 + min(n, 256_000) / 2e9 + max(0, n - 256_000) / 125e6) for n in sizes]
+    assert fit_link(samples).bytes_per_s > 300e6
+    fit = fit_link(samples, lets_bursts_pass=True)
+    assert fit.bytes_per_s == pytest.approx(125e6)
+    assert fit.latency_s == pytest.approx(60e-6, rel=0.01)
+
+
 def test_the_smallest_and_the_largest_sizes_count_alike():
     """An absolute fit would miss the latency by far: 10 % of 10 ms is a hundred times the latency."""
     samples = [Sample(64, 5e-6), Sample(4096, 7e-6), Sample(10**6, 5.4e-4), Sample(2 * 10**7, 11e-3)]

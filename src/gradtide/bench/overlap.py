@@ -40,6 +40,7 @@ def bench_overlap(
             command = ["-m", "gradtide.bench.overlap_peer", kind, model, str(batch_size // 2), str(folder / kind)]
             inside = [[*hosts[rank], "env", *_environment(rank, _FIRST_PORT + number)] for rank in range(2)]
             peers.append(stack.enter_context(Peer(name, [command, command], inside)))
+            peers[-1].wait_until_ready()  # before the next one starts: it measures what it predicts from
         seconds = interleave(peers, rounds, lambda name: steps, tell)
         predicted = {name: _prediction(folder / kind) for name, kind in CONTENDERS.items() if (folder / kind).exists()}
     return report.rows(seconds, batch_size // 2 * 2), seconds, predicted

@@ -33,7 +33,7 @@ class Peer:
         self, name: str, commands: Sequence[Sequence[str]], inside: Sequence[Sequence[str]] | None = None
     ) -> None:
         """`commands` are arguments for Python; `inside` has what comes before it, for each process."""
-        self.name = name
+        self.name, self._ready = name, False
         self._processes = [
             subprocess.Popen(
                 [*before, sys.executable, *command],
@@ -46,10 +46,13 @@ class Peer:
         ]
 
     def wait_until_ready(self) -> None:
+        if self._ready:
+            return
         for process in self._processes:
             answer = self._read_line(process, READY_S)
             if answer != "ready":
                 raise PeerFailed(f"{self.name} said {answer!r} instead of ready")
+        self._ready = True
 
     def run(self, repetitions: int) -> float:
         """The seconds that the slowest of its processes took."""

@@ -18,7 +18,7 @@ bench.command()(overlap)
 
 @bench.command()
 def train(
-    model: Annotated[str, typer.Option(help="lenet or mlp")] = "lenet",
+    model: Annotated[str, typer.Option(help="lenet, mlp or deep")] = "lenet",
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over all devices or workers")] = 256,
     workers: Annotated[int, typer.Option(help="So many processes, instead of the devices of one")] = 0,
     rounds: Annotated[int, typer.Option(help="Every contender runs once a round; the median counts")] = 5,

@@ -10,7 +10,7 @@ __all__ = ["overlap"]
 
 
 def overlap(
-    model: Annotated[str, typer.Option(help="lenet or mlp")] = "mlp",
+    model: Annotated[str, typer.Option(help="lenet, mlp or deep")] = "deep",
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over both workers")] = 512,
     rate: Annotated[str, typer.Option(help="Of the wire between the hosts, as tc writes it")] = "1gbit",
     rounds: Annotated[int, typer.Option(help="Every contender runs once a round; the median counts")] = 5,

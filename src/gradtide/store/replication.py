@@ -77,6 +77,7 @@ class Replication(Generic[V]):
     outbox: list[ToServer[V]] = field(default_factory=list)
     words: list[Message] = field(default_factory=list)
     behind: bool = False  # somebody has spoken of a later epoch
+    missed: set[tuple[str, int]] = field(default_factory=set)  # what was said then: by which server, of which shard
     answered: set[str] = field(default_factory=set)  # who has said something in this epoch
     same: frozenset[str] = frozenset()  # servers that are the processes they were in the table before this one
     _synced: set[int] = field(default_factory=set)  # of the replicas: those that share the primary's past
@@ -118,7 +119,18 @@ class Replication(Generic[V]):
         self.awaited.clear()
         self.answered.clear()
         self._synced.clear()
+        self._ask_for_what_was_missed()
         return kept
+
+    def _ask_for_what_was_missed(self) -> None:
+        """The table came later to this server than to its primaries: they would say it again only in half a second."""
+        for server, number in sorted(self.missed):
+            if number < 0 or self.primaries.get(number) == server:
+                known = self.replicas.get(number)
+                position = known.position if known is not None else Version()
+                word = Replicated(self.epoch, self.name, number, position, again=True)
+                self.outbox.append(ToServer(server, word))
+        self.missed.clear()
 
     def _drop_what_was_lost(self, table: Table, shards: dict[int, Shard[V]]) -> None:
         """Shards that had to begin anew: whatever is left of them here counts no more."""
@@ -342,7 +354,9 @@ class Replication(Generic[V]):
         log = shard.log
         log.confirm(message.server, message.position, self.now_s)
         follower = log.followers.get(message.server)
-        if follower is not None and follower.differs and not follower.streams:
+        if follower is not None and message.again and follower.basis is not None:
+            follower.basis, follower.differs = None, True  # the snapshot came too early
+        if follower is not None and (message.again or (follower.differs and not follower.streams)):
             self._send_again(shard, log, message.server, follower)
         return log.release()
 
@@ -352,7 +366,9 @@ class Replication(Generic[V]):
         """The fence: only the primary of this very epoch is listened to."""
         if message.epoch < self.epoch:
             self.outbox.append(ToServer(message.server, Fenced(self.epoch, self.name)))
-        self.behind = self.behind or message.epoch > self.epoch
+        if message.epoch > self.epoch:
+            self.behind = True
+            self.missed.add((message.server, message.shard))
         return message.epoch != self.epoch
 
     def _follow(self, message: Replicate, values: Sequence[V]) -> None:

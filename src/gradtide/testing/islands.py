@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -115,7 +116,7 @@ class Islands:
 
     def _end(self) -> None:
         for process in self._processes.values():
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # at SIGTERM a server would hand over its shards, to whom?
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)

@@ -1,13 +1,14 @@
-"""LeNet and an MLP, as in the textbook."""
+"""LeNet and MLPs, as in the textbook."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import nn
 
 from gradtide.errors import ConfigError
 
-__all__ = ["MODELS", "build_model", "check_model", "lenet", "mlp"]
+__all__ = ["MODELS", "build_model", "check_model", "deep", "lenet", "mlp"]
 
 
 def lenet() -> nn.Module:
@@ -38,7 +39,14 @@ def mlp() -> nn.Module:
     )
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"lenet": lenet, "mlp": mlp}
+def deep() -> nn.Module:
+    """784-1024-...-1024-10, sixteen layers wide and alike: 17 million parameters whose gradients come one by one."""
+    widths = [784, *[1024] * 16]
+    hidden = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(1024, 10))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"lenet": lenet, "mlp": mlp, "deep": deep}
 
 
 def check_model(name: str) -> None:

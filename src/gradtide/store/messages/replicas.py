@@ -112,6 +112,7 @@ class Replicated(Wire, frozen=True, tag=61):
     shard: int
     position: Version
     clock_s: float = 0.0
+    again: bool = False  # it did not know this epoch yet when it was told more: tell it again
 
 
 class BlockImage(Wire, frozen=True):

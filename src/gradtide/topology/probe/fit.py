@@ -52,8 +52,13 @@ def measure_link(transfer: Transfer, sizes: Sequence[int] = SIZES, budget_s: flo
     return samples
 
 
-def fit_link(samples: Sequence[Sample]) -> Fit:
-    """Least squares of the relative error, so that microseconds count as much as milliseconds."""
+def fit_link(samples: Sequence[Sample], *, lets_bursts_pass: bool = False) -> Fit:
+    """Least squares of the relative error, so that microseconds count as much as milliseconds.
+
+    A wire that lets bursts pass (the token bucket of a cloud's network, or of tc) has no one line: a quarter of a
+    megabyte may pass at once, and what follows only at its rate. There the two largest sizes say how fast it is, and
+    the smallest how late.
+    """
     if len({sample.size_bytes for sample in samples}) < 2:
         raise TopologyError("a latency and a bandwidth need transfers of at least two sizes")
     if any(sample.seconds <= 0 or sample.size_bytes <= 0 for sample in samples):
@@ -66,6 +71,11 @@ def fit_link(samples: Sequence[Sample]) -> Fit:
         latency_s, per_byte = 0.0, float(rows[:, 1].sum() / (rows[:, 1] ** 2).sum())
     if per_byte <= 0:  # all sizes took the same: the largest says at least how fast the wire is
         latency_s, per_byte = float(seconds.min()) / 2, float((seconds / sizes)[sizes.argmax()])
+    if lets_bursts_pass and len(samples) > 2:
+        smallest, *_, large, largest = sizes.argsort()
+        steady = float((seconds[largest] - seconds[large]) / (sizes[largest] - sizes[large]))
+        if steady > per_byte:
+            latency_s, per_byte = float(seconds[smallest]), steady
     ratio = (latency_s + per_byte * sizes) / seconds
     return Fit(latency_s, 1 / per_byte, float(np.maximum(ratio, 1 / ratio).max()))
 
