@@ -68,7 +68,9 @@ def test_every_shard_is_copied_as_it_closes_the_round_whatever_comes_when(seed, 
         push_round(cluster, specs, round_)
     for _ in range(rng.randrange(80)):
         deliver_some(cluster, rng)
-    cuts = [Cutting.begin("c", "w0", 4, 1, host.shards.values(), 0.0) for host in cluster.hosts.values()]
+    cuts = [
+        Cutting.begin("c", "w0", 4, 1, host.shards.values(), 0.0, ARITHMETIC.copy) for host in cluster.hosts.values()
+    ]
     for round_ in range(5, 9):
         push_round(cluster, specs, round_)
     copies, members = [], {m.worker: m for m in cluster.membership.decree.members}
@@ -92,7 +94,7 @@ def test_a_cut_at_a_round_that_is_closed_is_refused_and_changes_nothing():
     cluster.settle()
     (host, *_) = cluster.hosts.values()
     with pytest.raises(Refusal, match="round 1 is closed, and the cut was to be at 0"):
-        Cutting.begin("c", "w0", 0, 1, host.shards.values(), 0.0)
+        Cutting.begin("c", "w0", 0, 1, host.shards.values(), 0.0, ARITHMETIC.copy)
     assert all(shard.cut is None for shard in host.shards.values())
 
 
@@ -108,7 +110,7 @@ def test_a_key_that_nobody_pushes_to_is_taken_as_it_is_once_all_have_come_by():
     push_round(cluster, specs, 1)
     cluster.settle()
     push_round(cluster, specs, 2)
-    cuts = Cutting.begin("c", "w0", 2, 1, host.shards.values(), 0.0)
+    cuts = Cutting.begin("c", "w0", 2, 1, host.shards.values(), 0.0, ARITHMETIC.copy)
     members = {member.worker: member for member in host.decree.members}
     found = list(cuts.take(10**9, members))
     cluster.settle()
@@ -139,9 +141,9 @@ def push_once(shard, sequence, client="c"):
 def test_the_duplicate_filter_is_in_the_copy_and_knows_what_is_in_the_value():
     shard = async_shard()
     first = push_once(shard, 1)
-    cut = Cut.of(shard, 0)
+    cut = Cut.of(shard, 0, ARITHMETIC.copy)
     push_once(shard, 2)
-    cut.copy_due(10**9, all_came_by=False)
+    cut.copy_due(10**9, lambda: False)
     push_once(shard, 3)
     copy = revive(*cut.image(), ARITHMETIC)
     copy.adopt_epoch(1)

@@ -1,9 +1,9 @@
 """How much a checkpoint slows its workers, and how fast it is beside the disk alone, in one run.
 
-A worker pushes to a store of so many bytes and pulls, step after step, in rounds. In each round of the benchmark the
-disk is measured alone first (one file of the same bytes, written and synced: through the page cache, as most programs
-write, and past it, as a checkpoint does), then some steps are timed, then as many while a checkpoint is taken as it
-takes.
+A worker trains a model of so many bytes on one core, step after step, in rounds: forward and backward of a small batch,
+then it pushes all gradients, the servers step, and it pulls all parameters. In each round of the benchmark the disk is
+measured alone first (one file of the same bytes, written and synced: through the page cache, as most programs write, and
+past it, as a checkpoint does), then some steps are timed, then as many while a checkpoint is taken as it takes.
 """
 
 import os
@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isqrt
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from gradtide.store import connect, local_servers, update
 
 __all__ = ["Figures", "bench_checkpoint"]
 
-_KEYS = 16
+_LAYERS, _BATCH, _LR = 16, 32, 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +57,21 @@ def bench_checkpoint(
     size_bytes: int, servers: int, rounds: int, steps: int, folder: Path | None, tell: Callable[[str], None]
 ) -> list[Figures]:
     """Every round anew: the disk alone, steps alone, steps while a checkpoint is taken."""
-    elements = size_bytes // 4 // _KEYS
+    width = max(1, isqrt(size_bytes // 4 // _LAYERS))
     where = Path(tempfile.mkdtemp(prefix="gradtide-bench-", dir=folder))
-    values = {f"w{i}": torch.randn(elements) for i in range(_KEYS)}
-    found = []
+    values = {f"w{i}": torch.randn(width, width).mul_(width**-0.5) for i in range(_LAYERS)}
+    gradients = {key: torch.empty_like(value) for key, value in values.items()}
+    found, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         with local_servers(servers) as started, connect(started.address, 0, workers=1, consistency="bsp") as store:
             tell("filling the store")
-            store.init(values, update=update("add"))
+            store.init(values, update=update("sgd", lr=_LR))
 
             def step() -> float:
                 began_s = time.perf_counter()
-                store.push_pull(values, out=values)
-                for value in values.values():
-                    value.mul_(0.5)  # a worker computes, too, and what is added stays finite
+                _train(values, gradients)
+                store.push_pull(gradients, out=values)
                 return time.perf_counter() - began_s
 
             step()
@@ -86,15 +88,29 @@ def bench_checkpoint(
                     meanwhile.append(step())
                 taken = handle.result()
                 seconds = min(time.perf_counter() - began_s, _age_s(taken.address, began_s))
-                more = taken.manifest.size_bytes / (4 * elements * _KEYS)  # than the values alone: a little
+                more = taken.manifest.size_bytes / (4 * width**2 * _LAYERS)  # than the values alone: a little
                 figures = Figures(
                     taken.manifest.size_bytes, disk_s[0] * more, disk_s[1] * more, seconds,
                     sum(alone) / len(alone), sum(meanwhile) / len(meanwhile), max(meanwhile),
                 )  # fmt: skip
                 found.append(figures)
     finally:
+        torch.set_num_threads(threads)
         shutil.rmtree(where, ignore_errors=True)
     return found
+
+
+def _train(values: dict[str, torch.Tensor], gradients: dict[str, torch.Tensor]) -> None:
+    """Forward and backward through layers that are matrices alone."""
+    layers = [(values[key], gradients[key]) for key in values]
+    activations = [torch.randn(_BATCH, len(layers[0][0]))]
+    for weight, _ in layers:
+        activations.append((activations[-1] @ weight).relu_())
+    error = activations.pop() / _BATCH
+    for weight, gradient in reversed(layers):
+        before = activations.pop()
+        torch.mm(before.T, error, out=gradient)
+        error = (error @ weight.T) * (before > 0)
 
 
 def _age_s(address: str, began_s: float) -> float:
@@ -104,7 +120,7 @@ def _age_s(address: str, began_s: float) -> float:
 
 def _write_alone(path: Path, values: list[torch.Tensor], *, direct: bool) -> float:
     """Writes and syncs as many bytes as the store has, without anything else."""
-    views = [memoryview(value.view(torch.uint8).numpy()) for value in values]  # type: ignore[arg-type]
+    views = [memoryview(value.view(-1).view(torch.uint8).numpy()) for value in values]  # type: ignore[arg-type]
     pieces = [view[start : start + (4 << 20)] for view in views for start in range(0, len(view), 4 << 20)]
     began_s = time.perf_counter()
     if direct:

@@ -37,6 +37,7 @@ assignment.py    who is primary of a shard and who follows it, when servers come
 moving.py        which shards move when a server has come
 beats.py         a member's side of its lease
 server.py        shell of host.py: receives into tensors, sends from them
+copies.py        memory for the copies of checkpoints, kept from one to the next
 cutter.py        a server's part in checkpoints: copies its shards at the cut, writes them in a thread
 loading.py       a server's shards from a checkpoint
 shard_file.py    shards as parts of a checkpoint's files, and back

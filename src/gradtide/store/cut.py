@@ -7,8 +7,9 @@ any block of that shard goes beyond r: it is exact for each shard. A push of a r
 the filter was copied is in the value, and the block knows who was in which round, so it still counts once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Generic, TypeVar
 
 from gradtide.store.image import image_of, put_together
@@ -28,18 +29,19 @@ class Cut(Generic[V]):
 
     shard: Shard[V]
     round: int
+    copy: Callable[[V], V]
     missing: dict[Name, None] = field(default_factory=dict)  # blocks in rounds that are not copied yet
     images: dict[Name, tuple[BlockImage, tuple[V, ...]]] = field(default_factory=dict)
     records: tuple[RecordImage, ...] | None = None
 
     @classmethod
-    def of(cls, shard: Shard[V], round_: int) -> "Cut[V]":
+    def of(cls, shard: Shard[V], round_: int, copy: Callable[[V], V]) -> "Cut[V]":
         """Raises Refusal when a block has gone beyond that round already."""
         in_rounds = {name: block for name, block in shard.blocks.items() if block.spec.delay is not None}
         beyond = max((block.closed for block in in_rounds.values()), default=0)
         if beyond > round_:
             raise Refusal("passed", f"round {beyond} is closed, and the cut was to be at {round_}")
-        return cls(shard, round_, dict.fromkeys(in_rounds))
+        return cls(shard, round_, copy, dict.fromkeys(in_rounds))
 
     @property
     def done(self) -> bool:
@@ -54,17 +56,18 @@ class Cut(Generic[V]):
         self._copy_what_is_outside_of_rounds()
         self._copy(name)
 
-    def copy_due(self, most_bytes: int, *, all_came_by: bool) -> int:
+    def copy_due(self, most_bytes: int, all_came_by: Callable[[], bool]) -> int:
         """Copies what has closed the round, up to so many bytes; returns how many it was.
 
-        `all_came_by`: everybody has been here with a later round, so a block in which nobody's push waits will get none
-        up to the cut's.
+        `all_came_by`: has everybody been here with a later round? Then a block in which nobody's push waits will get
+        none up to the cut's.
         """
         copied = self._copy_what_is_outside_of_rounds()
         for name in list(self.missing):
+            if copied >= most_bytes:
+                break
             block = self.shard.blocks[name]
-            due = block.closed >= self.round or (all_came_by and not any(r <= self.round for r in block.open))
-            if copied < most_bytes and due:
+            if block.closed >= self.round or (not any(r <= self.round for r in block.open) and all_came_by()):
                 copied += self._copy(name)
         return copied
 
@@ -83,7 +86,7 @@ class Cut(Generic[V]):
     def _copy(self, name: Name) -> int:
         self.missing.pop(name, None)
         image, values = image_of(name[1], self.shard.blocks[name])
-        self.images[name] = image, tuple(map(self.shard.arithmetic.copy, values))
+        self.images[name] = image, tuple(map(self.copy, values))
         return image.created.size_bytes * len(values)
 
 
@@ -102,21 +105,28 @@ class Cutting(Generic[V]):
 
     @classmethod
     def begin(
-        cls, name: str, client: str, round_: int, epoch: int, shards: Iterable[Shard[V]], now_s: float
+        cls,
+        name: str,
+        client: str,
+        round_: int,
+        epoch: int,
+        shards: Iterable[Shard[V]],
+        now_s: float,
+        copy: Callable[[V], V],
     ) -> "Cutting[V]":
         """Raises Refusal when it is too late for that round."""
         held = tuple(shard for shard in shards if shard.blocks)
-        cuts = {shard.number: Cut.of(shard, round_) for shard in held}
+        cuts = {shard.number: Cut.of(shard, round_, copy) for shard in held}
         for number, cut in cuts.items():
             cut.shard.cut = cuts[number]
         return cls(name, client, round_, epoch, now_s, held, cuts)
 
     def take(self, most_bytes: int, members: Mapping[int, Member]) -> Iterator[tuple[Snapshot, tuple[V, ...]]]:
         """Copies what is due, up to so many bytes, and hands over the shards that are whole."""
-        came = bool(self.cuts) and self._all_came_by(members)
+        came = cache(lambda: self._all_came_by(members))  # it takes a look at every block
         for number, cut in list(self.cuts.items()):
             if not cut.done and most_bytes > 0:
-                most_bytes -= cut.copy_due(most_bytes, all_came_by=came)
+                most_bytes -= cut.copy_due(most_bytes, came)
             if cut.done:
                 del self.cuts[number]
                 cut.shard.cut = None

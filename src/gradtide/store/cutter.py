@@ -10,6 +10,7 @@ from gradtide.checkpoint.entries import FileEntry, ShardEntry
 from gradtide.checkpoint.places import open_place
 from gradtide.checkpoint.tensor_file import write_file
 from gradtide.errors import GradtideError
+from gradtide.store.copies import Copies
 from gradtide.store.cut import Cutting
 from gradtide.store.host import Host
 from gradtide.store.messages import BeginCut, CollectCut, CutBegun, CutWritten, Question, Reason, Refused, Snapshot
@@ -35,6 +36,7 @@ class Cutter:
         self._writing: _Writing | None = None
         self._waiting: dict[str, CollectCut] = {}  # by client
         self._written: OrderedDict[str, _Writing] = OrderedDict()  # by name: for those who did not ask yet
+        self._copies = Copies()
         self._look_at_s = 0.0
         self._news = False  # from the thread that writes
 
@@ -114,10 +116,12 @@ class Cutter:
                 self._written.popitem(last=False)
         try:
             shards = list(self._host.shards.values())
-            self._cutting = Cutting.begin(message.name, message.client, message.round, self._host.epoch, shards, now_s)
+            self._cutting = Cutting.begin(
+                message.name, message.client, message.round, self._host.epoch, shards, now_s, self._copies.make
+            )
         except Refusal as refusal:
             return self._refuse(message, refusal.reason, refusal.text)
-        self._writing = _Writing(message.folder, self._host.name, self._host.epoch, self._hear)
+        self._writing = _Writing(message.folder, self._host.name, self._host.epoch, self._hear, self._copies)
         return Answer(message.client, CutBegun(message.sequence, self._host.epoch))
 
     def _answer(self, message: CollectCut, writing: "_Writing | None") -> Answer[Tensor]:
@@ -136,8 +140,8 @@ class Cutter:
 class _Writing:
     """A thread that writes shards, some 128 MB to a file, in the order in which they come."""
 
-    def __init__(self, folder: str, server: str, epoch: int, wake: Callable[[], None]) -> None:
-        self._folder, self._server, self.epoch, self._wake = folder, server, epoch, wake
+    def __init__(self, folder: str, server: str, epoch: int, wake: Callable[[], None], copies: Copies) -> None:
+        self._folder, self._server, self.epoch, self._wake, self._copies = folder, server, epoch, wake, copies
         self._queue: deque[tuple[Snapshot, Sequence[Tensor]]] = deque()
         self._changed = threading.Condition()
         self._last = False
@@ -184,6 +188,8 @@ class _Writing:
                 self.shards += [entry_of(word, name) for word, _ in batch]
                 with self._changed:
                     self.queued_bytes -= sum(_size(values) for _, values in batch)
+                for _, values in batch:
+                    self._copies.take_back(values)
                 del batch
                 self._wake()
         except GradtideError as error:
