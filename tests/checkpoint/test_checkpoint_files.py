@@ -1,6 +1,7 @@
 """Files, manifests and shelves of checkpoints: what is there is whole, and what is wrong with it is named."""
 
 import json
+import mmap
 import os
 import random
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from gradtide.checkpoint.direct import DIRECT_BYTES
+from gradtide.checkpoint.direct import DIRECT_BYTES, PAGE_BYTES
 from gradtide.checkpoint.manifest import MANIFEST, read_manifest, verify
 from gradtide.checkpoint.places import open_place
 from gradtide.checkpoint.shelf import Shelf, find_checkpoint
@@ -69,6 +70,17 @@ def test_a_file_past_the_page_cache_is_what_was_given_whatever_its_size(tmp_path
     content = os.urandom(size)
     open_place(tmp_path).write("x", [content[: size // 3], content[size // 3 :]])
     assert (tmp_path / "x").read_bytes() == content
+
+
+def test_whole_pages_are_written_from_where_they_are_between_whatever_comes(tmp_path):
+    """Pages after a header of pages, after a ragged piece, and after what brings the file to a page again."""
+    pages = [mmap.mmap(-1, size) for size in (1 << 20, DIRECT_BYTES, 1 << 20, 5 << 20)]
+    for at, memory in enumerate(pages):
+        memory[:] = bytes([at + 1]) * len(memory)
+    rest = os.urandom(2 * PAGE_BYTES)
+    content = [rest, pages[0], pages[1], rest[:77], pages[2], rest[: PAGE_BYTES - 77], pages[3], rest[:5]]
+    open_place(tmp_path).write("x", [memoryview(part) for part in content])
+    assert (tmp_path / "x").read_bytes() == b"".join(bytes(part) for part in content)
 
 
 def test_the_newest_complete_checkpoint_is_found_and_the_last_are_kept(shelf):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from cluster import Cluster
 
+from gradtide.store.copies import Copies
 from gradtide.store.cut import Cut, Cutting
 from gradtide.store.image import restore, revive
 from gradtide.store.messages import KeySpec, Part, Piece, Push, Pushed, Source, Table, UpdateRule, Version
@@ -174,3 +175,18 @@ def test_a_primary_that_has_nothing_of_a_shard_begins_with_the_checkpoint_and_an
     assert not host.to_load  # it has it, and what it has not is not in the checkpoint
     other.hear(lost, 0.0)
     assert set(other.to_load) == set(other.owned)
+
+
+@pytest.mark.parametrize("elements", [0, 1, 7, 1 << 19])
+def test_copies_are_the_same_and_their_memory_is_used_again(elements):
+    copies, value = Copies(), torch.randn(elements)
+    first = copies.make(value)
+    assert torch.equal(first, value)
+    value += 1
+    copies.take_back([first])
+    again, another = copies.make(value), copies.make(value)
+    assert torch.equal(again, value)
+    assert torch.equal(another, value)
+    assert again.data_ptr() == first.data_ptr()
+    assert another.data_ptr() != again.data_ptr() or not elements
+    assert copies.make(torch.tensor(2.0)).shape == ()

@@ -2,8 +2,8 @@
 
 A worker trains a model of so many bytes on one core, step after step, in rounds: forward and backward of a small batch,
 then it pushes all gradients, the servers step, and it pulls all parameters. In each round of the benchmark the disk is
-measured alone first (one file of the same bytes, written and synced: through the page cache, as most programs write, and
-past it, as a checkpoint does), then some steps are timed, then as many while a checkpoint is taken as it takes.
+measured alone first (one file of the same bytes, written and synced: through the page cache, as most programs write,
+and past it, as a checkpoint does), then some steps are timed, then as many while a checkpoint is taken as it takes.
 """
 
 import os

@@ -4,12 +4,15 @@ To touch pages for the first time takes ten times as long as to copy into them: 
 machine. A round that follows a cut has to wait for that.
 """
 
+import mmap
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 __all__ = ["Copies"]
+
+_LARGE_BYTES = 1 << 20  # from here on a copy begins with a page: a disk takes it from where it is
 
 
 class Copies:
@@ -23,7 +26,9 @@ class Copies:
         try:
             kept = self._free[value.dtype, value.numel()].pop()
         except (KeyError, IndexError):
-            return value.detach().clone()
+            if value.nbytes < _LARGE_BYTES:
+                return value.detach().clone()
+            kept = torch.frombuffer(mmap.mmap(-1, value.nbytes), dtype=value.dtype)
         return kept.view(value.shape).copy_(value.detach())
 
     def take_back(self, values: Iterable[Tensor]) -> None:

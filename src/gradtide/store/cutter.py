@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from gradtide.checkpoint.direct import PAGE_BYTES
 from gradtide.checkpoint.entries import FileEntry, ShardEntry
 from gradtide.checkpoint.places import open_place
 from gradtide.checkpoint.tensor_file import write_file
@@ -183,6 +184,7 @@ class _Writing:
         try:
             place = open_place(self._folder)
             while batch := self._next_batch():
+                batch.sort(key=_is_ragged)
                 name = f"{self._server}-{len(self.files) + 1:05d}.safetensors"
                 self.files.append(write_file(place, "", name, [part_of(word, values) for word, values in batch]))
                 self.shards += [entry_of(word, name) for word, _ in batch]
@@ -213,6 +215,11 @@ class _Writing:
                 batch.append(self._queue.popleft())
                 size += _size(batch[-1][1])
             return batch
+
+
+def _is_ragged(copied: tuple[Snapshot, Sequence[Tensor]]) -> bool:
+    """Whatever comes after such a part in a file does not begin with a page, and so takes longer to write."""
+    return _size(copied[1]) % PAGE_BYTES != 0
 
 
 def _size(values: Sequence[Tensor]) -> int:
