@@ -10,16 +10,15 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.mark.slow  # four processes that load torch, twice
-@pytest.mark.parametrize("planned", [False, True])
-def test_a_program_runs_on_two_hosts_as_on_one(two_hosts, tmp_path, planned):
+@pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_program_runs_on_two_hosts_as_on_one_on_links_as_measured_or_as_given(two_hosts, given):
     environment = os.environ | {
         "WORLD_SIZE": "4",
         "MASTER_ADDR": "10.77.0.1",
         "MASTER_PORT": "29657",
         "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
     }
-    if planned:
+    if given:
         environment["GRADTIDE_TOPOLOGY"] = "ethernet-cluster:2x2@1"
     ranks = [
         subprocess.Popen(
@@ -38,7 +37,7 @@ def test_a_program_runs_on_two_hosts_as_on_one(two_hosts, tmp_path, planned):
             rank.kill()
             rank.communicate()
     assert [rank.returncode for rank in ranks] == [0] * 4, "\n".join(text[-1500:] for _, text in outputs)
-    name = "ethernet-cluster" if planned else "nominal"
+    name = "ethernet-cluster" if given else "probed"
     for said, _ in outputs:
         assert "mismatch: the hosts ask for different things" in said
         assert f"on one host: False; planned on {name}" in said

@@ -155,14 +155,15 @@ class Group:
         return self._calls.in_place(signature, tensor, work, async_op, timeout_s)
 
     def schedule(self, strategy: Strategy, size_bytes: int) -> Schedule:
-        """The schedule that an all_reduce of so many bytes would follow."""
+        """The schedule that an all_reduce of so many bytes would follow.
+
+        Sizes up to the same power of two have one: to plan takes a second, and chunks are shares of any size.
+        """
         if isinstance(strategy, Schedule):
             return strategy
-        key = strategy, size_bytes
+        key = strategy, 1 << max(0, size_bytes - 1).bit_length()
         if key not in self._chosen:
-            if len(self._chosen) > 256:
-                self._chosen.clear()
-            self._chosen[key] = choose(strategy, self.topology, size_bytes)
+            self._chosen[key] = choose(strategy, self.topology, key[1])
         return self._chosen[key]
 
     def broadcast(

@@ -14,11 +14,13 @@ from gradtide.topology.model import NodeKind, Topology
 
 __all__ = ["create"]
 
+_PROBE_S = 1.0
+
 
 def create(settings: Any, options: Any) -> ProcessGroup:
     """settings: what torch knows of the group. options: pg_options, a topology or the name of one.
 
-    Ranks of several hosts then reduce large tensors as the planner finds best on that topology.
+    Ranks of several hosts reduce large tensors as the planner finds best on that topology, or else on measured links.
     """
     store, rank, size = settings.store, settings.group_rank, settings.group_size
     timeout_s = settings.timeout.total_seconds()
@@ -26,11 +28,14 @@ def create(settings: Any, options: Any) -> ProcessGroup:
     try:
         topology = _topology(options)
         group = Group.from_store(name, store, rank, size, lambda: address_seen(store), timeout_s=timeout_s)
+        if group.on_one_host:
+            return ProcessGroup(group, store)
+        if topology is None or _devices(topology) != size:
+            group.probe(_PROBE_S)
+        else:
+            group.topology = topology
     except GradtideError as error:
         raise as_torch_error(error) from None
-    if topology is None or group.on_one_host or _devices(topology) != size:
-        return ProcessGroup(group, store)
-    group.topology = topology
     return ProcessGroup(group, store, planned=True)
 
 
