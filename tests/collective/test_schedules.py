@@ -4,15 +4,16 @@ from cases import group_of, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradtide.collective.choose import nominal_topology
+from gradtide.collective.choose import choose, nominal_topology
 from gradtide.collective.execute import execute_in_process
 from gradtide.collective.gloo import open_gloo
 from gradtide.collective.torch_wire import execute_over_torch
 from gradtide.errors import ScheduleError
 from gradtide.schedule.model import Op, Schedule
+from gradtide.schedule.plan import plan
 from gradtide.schedule.request import STRATEGIES, NotApplicable, Request
 from gradtide.schedule.serialize import schedule_from_json, schedule_to_json
-from gradtide.topology.model import NodeKind
+from gradtide.topology.model import Link, Node, NodeKind, Topology
 from gradtide.topology.presets import preset
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.complex64)
@@ -123,3 +124,12 @@ def wrong_schedule(rank, size):
 
 def test_a_schedule_that_is_wrong_or_for_others_is_refused_before_anything_moves(ranks):
     ranks.run(wrong_schedule, 2)
+
+
+def test_of_plans_that_are_even_the_one_with_the_fewest_messages_is_taken():
+    """One direction is a little slower than the other, so that finer plans are a little faster by the planner."""
+    nodes = tuple(Node(f"rank{i}", NodeKind.DEVICE, f"host{i}") for i in range(2))
+    links = (Link("rank0", "rank1", 119e6, 1.2e-4), Link("rank1", "rank0", 118e6, 1.3e-4))
+    topology = Topology("probed", nodes, links)
+    assert len(plan(topology, 1 << 20).best.schedule.ops) > 100
+    assert len(choose("auto", topology, 1 << 20).ops) == 4

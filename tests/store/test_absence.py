@@ -11,9 +11,12 @@ from gradtide.store.messages import (
     Lagging,
     Part,
     Piece,
+    Replicate,
+    Replicated,
     ServerEntry,
     Table,
     UpdateRule,
+    Version,
     Welcome,
 )
 from gradtide.testing.numbers import ExactArithmetic, Number
@@ -72,3 +75,23 @@ def test_a_server_that_came_back_empty_and_falls_silent_is_noticed_like_any_othe
             membership.hear(Beat(name, 1), tenth / 10)
         membership.tick(tenth / 10)
     assert {peer.name: peer.alive for peer in membership.describe(2.3).peers} == {"s0": True, "s1": False, "s2": True}
+
+
+def test_a_replica_that_learns_of_the_table_late_is_told_again_at_once() -> None:
+    """Without a tick of the primary's clock: after half a second it would have said it again by itself."""
+    primary = primary_with_an_unconfirmed_entry()
+    primary.replication.now_s = 10.0
+    replica = Host("s1", 1, "s1", ExactArithmetic())
+    replica.tick(10.0)
+    replica.hear(Welcome("s1", 1, 2.0), 10.0)
+    entry = Replicate(1, "s0", 5, Version(), Version(1, 1), Version(1, 1))
+    replica.hear_server(entry, (), 10.0)
+    assert not replica.take_outbox(), "it does not know who is primary"
+    replica.hear(all_on_the_first(), 10.01)
+    (asked,) = replica.take_outbox()
+    assert (asked.name, asked.message) == ("s0", Replicated(1, "s1", 5, Version(), again=True))
+    primary.hear_server(asked.message, (), 10.02)
+    (said,) = primary.take_outbox()
+    assert (said.name, said.message.position) == ("s1", Version(1, 1))
+    replica.hear_server(said.message, said.values, 10.03)
+    assert [word.message.position for word in replica.take_outbox()] == [Version(1, 1)]
