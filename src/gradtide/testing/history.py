@@ -211,10 +211,12 @@ def _check_counted(
 def _likely_reference(
     history: History, place: Place, final: Final, slots: dict[int, dict[int, Operated]]
 ) -> dict[int, int]:
-    """The reference; where a change of rate was never acknowledged, with or without it, as the block has it."""
+    """The reference; where a change of rate was not acknowledged, or came too late for some shard, with or without it,
+    as the block has it."""
     from_round, rate, asked = history.rates.get(place[0], (0, 1, None))
     changed = _reference(final, place, slots, from_round, rate)
-    if asked is None or asked.done_s is not None or changed[final.closed] == final.value:
+    acknowledged = asked is not None and asked.done_s is not None and not asked.refused
+    if asked is None or acknowledged or changed[final.closed] == final.value:
         return changed
     return _reference(final, place, slots, 0, 1)
 
