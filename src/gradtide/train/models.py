@@ -40,7 +40,7 @@ def mlp() -> nn.Module:
 
 
 def deep() -> nn.Module:
-    """784-1024-...-1024-10, sixteen layers wide and alike: 17 million parameters whose gradients come one by one."""
+    """784-1024-...-1024-10, sixteen hidden layers alike: 17 million parameters whose gradients come one by one."""
     widths = [784, *[1024] * 16]
     hidden = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(1024, 10))

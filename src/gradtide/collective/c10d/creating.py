@@ -31,12 +31,20 @@ def create(settings: Any, options: Any) -> ProcessGroup:
         if group.on_one_host:
             return ProcessGroup(group, store)
         if topology is None or _devices(topology) != size:
-            group.probe(_PROBE_S)
+            _measure(group)
         else:
             group.topology = topology
     except GradtideError as error:
         raise as_torch_error(error) from None
     return ProcessGroup(group, store, planned=True)
+
+
+def _measure(group: Group) -> None:
+    try:
+        group.probe(_PROBE_S)
+    except BaseException:
+        group.close()  # nobody else will
+        raise
 
 
 def _topology(options: Any) -> Topology | None:
