@@ -225,6 +225,31 @@ def test_a_shard_is_lost_only_when_everybody_in_sync_was_replaced() -> None:
     assert all(membership.table.lost)
 
 
+def test_nobody_is_struck_off_for_a_primary_that_may_be_dead_itself() -> None:
+    membership = replicated(2)
+    for s in range(1, 12):
+        membership.tick(s / 10)
+    before = membership.table
+    assert before is not None
+    assert membership.lost("s1", 1) == [], "s0 is overdue: whoever of the two comes back first has everything"
+    assert membership.table == before
+    membership.hear(Beat("s0", 1), 1.2)
+    assert set(membership.table.owners) == {0}
+    assert set(membership.table.backups) == {()}
+
+
+def test_who_was_given_up_while_its_primary_was_overdue_leads_when_the_primary_has_been_replaced() -> None:
+    membership = replicated(2)
+    for s in range(1, 12):
+        membership.tick(s / 10)
+    membership.lost("s1", 1)
+    membership.hear(Join("server", "s0", 2, "s0", expected=2, replicas=1), 1.2)
+    membership.hear(Beat("s1", 1), 1.3)
+    assert membership.table is not None
+    assert set(membership.table.owners) == {1}
+    assert not any(membership.table.lost)
+
+
 def test_only_the_primary_of_this_epoch_says_who_has_caught_up() -> None:
     membership = replicated(2)
     membership.lost("s1", 1)

@@ -37,6 +37,7 @@ class Standing:
     lagging: frozenset[tuple[int, int]] = frozenset()  # (primary, replica): its primary can't reach it
     caught_up: frozenset[tuple[int, int]] = frozenset()  # (shard, replica): its primary says it has everything
     leaving: frozenset[int] = frozenset()  # to be let go as soon as others hold what they hold
+    silent: frozenset[int] = frozenset()  # alive as far as is known, but overdue
 
     @property
     def staying(self) -> frozenset[int]:
@@ -73,8 +74,8 @@ def host_of(server: ServerEntry) -> str:
 
 
 def promotable(backups: Collection[int], standing: Standing) -> list[int]:
-    """Who may follow a primary: who was in sync, lives, and is still the same process."""
-    return [i for i in backups if i in standing.alive and i not in standing.replaced]
+    """Who may follow a primary: who was in sync, is heard of, and is still the same process."""
+    return [i for i in backups if i in standing.alive - standing.silent and i not in standing.replaced]
 
 
 def reassign(table: Table, servers: Sequence[ServerEntry], standing: Standing, epoch: int) -> Assignment:
@@ -255,7 +256,7 @@ def _follow(
         return owner, backups, False
     heirs = promotable(backups, standing)
     if not heirs and owner in standing.replaced:
-        heirs = list(backups)  # silent, but the same processes still: one of them may come back
+        heirs = list(backups)  # silent or given up, but the same processes still: one of them may come back
     if heirs:
         heir = min(heirs, key=lambda i: (owners.count(i), i)) if len(heirs) > 1 else heirs[0]
         return heir, tuple(i for i in backups if i != heir), False
@@ -263,7 +264,10 @@ def _follow(
 
 
 def _still(backups: tuple[int, ...], owner: int, standing: Standing) -> tuple[int, ...]:
-    """Who is in sync with a primary that lives: nobody waits for the dead, nor for whom it can't reach."""
-    return tuple(
-        i for i in backups if i in standing.alive and i not in standing.replaced and (owner, i) not in standing.lagging
-    )
+    """Who is in sync with a primary that lives: nobody waits for the dead, nor for whom it can't reach.
+
+    A primary that is overdue may be dead itself. Then nobody is struck off for being silent too: he may be the one who
+    still has everything, and while the primary is away nothing waits for him.
+    """
+    near = (i for i in backups if i not in standing.replaced and (owner, i) not in standing.lagging)
+    return tuple(i for i in near if i in standing.alive or owner in standing.silent)

@@ -274,7 +274,7 @@ class Membership:
         if peer.join.incarnation > beat.incarnation or (peer.join.role == "worker" and not peer.alive):
             text = f"{beat.name} was not heard of for {self.lease_s:g} s, or was started again: join again"
             return [Tell(beat.name, Welcome(beat.name, beat.incarnation, self.lease_s, False, text))]
-        back = not (peer.alive and peer.heard)
+        back = not (peer.alive and peer.heard) or self._is_overdue(peer)
         peer.heard_s, peer.alive, peer.heard = now_s, True, True
         welcome = Welcome(beat.name, beat.incarnation, self.lease_s, clock_s=beat.clock_s)
         told = self._update_table() if back and peer.join.role == "server" else []
@@ -338,7 +338,7 @@ class Membership:
         names = self.leaving if goers is None else goers
         leaving = frozenset(i for i, entry in enumerate(entries) if entry.name in names)
         known = self._standing(entries)
-        standing = Standing(known.alive, known.replaced, lagging, caught_up, leaving)
+        standing = Standing(known.alive, known.replaced, lagging, caught_up, leaving, known.silent)
         new = reassign(old, entries, standing, old.epoch + 1)
         same = (new.owners, new.backups, new.joining, new.lost) == (old.owners, old.backups, old.joining, old.lost)
         if entries == old.servers and same and leaving == frozenset(old.leaving) and not self._gone(new, leaving):
@@ -427,7 +427,12 @@ class Membership:
         listed = enumerate(self._servers())
         alive = frozenset(i for i, entry in enumerate(entries) if self.peers[entry.name].alive)
         replaced = (i for i, entry in listed if self.peers[entry.name].join.incarnation != entry.incarnation)
-        return Standing(alive, frozenset(replaced))
+        silent = frozenset(i for i in alive if self._is_overdue(self.peers[entries[i].name]))
+        return Standing(alive, frozenset(replaced), silent=silent)
+
+    def _is_overdue(self, peer: Peer) -> bool:
+        """Two beats of a lease's four are missing."""
+        return self.ticked_s - peer.heard_s > self.lease_s / 2
 
     def _from_primary(self, message: CaughtUp | Lagging) -> tuple[int, int] | None:
         """Which servers of the table this is about; None when it speaks of, or from, an earlier time."""

@@ -49,6 +49,10 @@ class World:
         assert coordinator is not None
         self.network.send(source, COORDINATOR, lambda: coordinator.deliver(lambda: coordinator.receive(decode(wire))))
 
+    def is_alive(self, name: str, incarnation: int) -> bool:
+        actor = self.hosts.get(name)
+        return actor is not None and actor.alive and actor.host.incarnation == incarnation
+
     def close_sockets(self, name: str, incarnation: int) -> None:
         """A server has ended, and its peers notice: the coordinator and the clients."""
         assert self.coordinator is not None

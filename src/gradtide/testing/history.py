@@ -59,6 +59,7 @@ class History:
     tables: dict[int, Table] = field(default_factory=dict)  # by epoch, as they were journalled
     acks: dict[tuple[int, Version], tuple[str, int]] = field(default_factory=dict)  # (shard, version) -> whose push
     broken: list["Violation"] = field(default_factory=list)  # what was seen while it ran
+    struck_off: set[int] = field(default_factory=set)  # shards of which a holder that was well was struck off too late
 
     def note_table(self, table: Table) -> None:
         known = self.tables.setdefault(table.epoch, table)

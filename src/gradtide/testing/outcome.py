@@ -73,5 +73,6 @@ def _content(shard: Shard[Number]) -> object:
 def lost_shards(world: World) -> list[Violation]:
     """Within the budget of its replicas a store loses nothing."""
     table = _table(world)
-    lost = [number for number, epoch in enumerate(table.lost) if epoch] if table is not None else []
+    gone = [number for number, epoch in enumerate(table.lost) if epoch] if table is not None else []
+    lost = [number for number in gone if number not in world.history.struck_off]
     return [Violation("nothing lost", f"{len(lost)} shards had to begin anew, as shard {lost[0]}")] if lost else []

@@ -7,7 +7,7 @@ import msgspec
 from gradtide.errors import StoreError
 from gradtide.store.host import Host
 from gradtide.store.membership import Membership, Record, Tell
-from gradtide.store.messages import Message, Request, ServerMessage, encode
+from gradtide.store.messages import Message, Request, ServerMessage, Table, encode
 from gradtide.store.parts import Answer
 from gradtide.store.replication import ReplicationOptions
 from gradtide.testing.actors import World
@@ -103,6 +103,7 @@ class CoordinatorActor(Process):
     def _note(self, record: Record) -> None:
         history = self.world.history
         if record.table is not None:
+            self._note_struck_off(history.tables.get(record.table.epoch - 1), record.table)
             history.note_table(record.table)
         members = {member.worker: member.from_round for member in record.decree.members} if record.decree else {}
         for member in record.decree.members if record.decree else ():
@@ -113,6 +114,19 @@ class CoordinatorActor(Process):
         for worker in history.joined:
             if worker not in members:
                 history.left.setdefault(worker, self.world.clock.now_s)
+
+    def _note_struck_off(self, old: Table | None, new: Table) -> None:
+        """A network that loses every word of a server for a lease has cost a replica, as a fault does. If the primary
+        has died by then, unnoticed, that may have been the last: nobody could have known."""
+        lives = {s for s in (*(old or new).servers, *new.servers) if self.world.is_alive(s.name, s.incarnation)}
+        if old is None or lives.issuperset(new.servers):
+            return
+        for shard, backups in enumerate(new.backups):
+            owner = new.servers[new.owners[shard]]
+            before = {old.servers[i] for i in (old.owners[shard], *old.backups[shard])}
+            gone = before - {new.servers[i] for i in backups} - {owner}
+            if owner not in lives and not lives.isdisjoint(gone):
+                self.world.history.struck_off.add(shard)
 
 
 class HostActor(Process):
