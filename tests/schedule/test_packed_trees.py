@@ -6,6 +6,7 @@ import pytest
 from gradtide.schedule.bound import bound, packed
 from gradtide.schedule.model import Collective, Schedule
 from gradtide.schedule.packing.generate import pack
+from gradtide.schedule.packing.machines import alike
 from gradtide.schedule.packing.network import network_of
 from gradtide.schedule.packing.pieces import Group, cut, groups_of, hop_loads, steps
 from gradtide.schedule.packing.side_by_side import in_rounds, levels, side_by_side
@@ -104,6 +105,29 @@ def test_trees_side_by_side_keep_their_promise_wherever_routes_cross(name: str):
     plan = side_by_side(best.network, groups_of(best.packing), GB, 3000, owners=0)
     assert plan is not None
     assert simulate(_written(request, best.network, plan), request.topology, GB).seconds <= plan.at_most_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("shape", "trees"), [("2x4@100", 6), ("2x8@100", 10), ("3x4@100", 15), ("4x2@25", 4)])
+def test_machines_that_are_alike_need_few_trees(shape: str, trees: int):
+    topology = preset(f"ethernet-cluster:{shape}")
+    best = packed(ask(topology, GB))
+    _, helped = alike(best.network, topology)
+    assert len(helped) == trees
+    assert sum(unit.part for unit in helped) == pytest.approx(1.0)
+    busy = hop_loads(best.network, helped) @ [unit.part for unit in helped]
+    assert busy.max() <= 1.01 * best.packing.bound
+
+
+def test_machines_that_differ_have_no_trees_that_are_alike():
+    cluster = preset("ethernet-cluster:2x4@100")
+    devices = ("host0.gpu0", "host0.gpu1", "host1.gpu0")
+    assert alike(network_of(Request(cluster, devices, GB)), cluster) == []
+    assert alike(network_of(ask(preset("dgx1-v100"), GB)), preset("dgx1-v100")) == [], "one machine"
+    ring = preset("ring:4")
+    halves = Topology(
+        "halves", tuple(Node(node.name, node.kind, f"m{at // 2}") for at, node in enumerate(ring.nodes)), ring.links
+    )
+    assert alike(network_of(ask(halves, GB)), halves) == [], "not everybody is next to everybody"
 
 
 def test_sums_wait_for_each_other_and_copies_for_the_sum():

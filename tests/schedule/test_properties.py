@@ -28,7 +28,9 @@ PLACES = (
     CROSSED,
     "ring:6",
     "star:6",
+    "ethernet-cluster:3x2@100",
 )
+LARGER = ("ethernet-cluster:2x8@100", "ethernet-cluster:3x4@100", "ethernet-cluster:4x4@25", "ethernet-cluster:4x4@100")
 
 
 def check(request: Request, tight: float) -> float:
@@ -55,7 +57,11 @@ FEW = ("pcie-4gpu", "dgx1-v100", "ethernet-cluster:2x2@100")
 
 @pytest.mark.parametrize(
     ("place", "collective"),
-    [*((place, "all_reduce") for place in PLACES), *itertools.product(FEW, COLLECTIVES)],
+    [
+        *((place, "all_reduce") for place in PLACES),
+        *(pytest.param(place, "all_reduce", marks=pytest.mark.slow) for place in LARGER),
+        *itertools.product(FEW, COLLECTIVES),
+    ],
 )
 def test_on_every_preset_no_strategy_beats_the_bound(place: str, collective: str):
     topology = preset(place)

@@ -34,13 +34,18 @@ class SideBySide:
 
     units: tuple[Group, ...]
     rounds: int
-    at_most_s: float  # the promise
+    weights: tuple[int, ...]  # of each unit
+    at_most_s: float  # the promise, for units of equal weight
     seconds: float  # about what it takes: while the pipeline fills, wires are less crowded than promised
 
     @property
     def roots(self) -> list[int]:
         """Of each piece."""
         return [unit.root for unit in self.units for _ in range(self.rounds)]
+
+    @property
+    def piece_weights(self) -> tuple[int, ...]:
+        return tuple(weight for weight in self.weights for _ in range(self.rounds))
 
     def steps(self) -> list[Step]:
         """Level by level, so that whoever issues ops in the order of the list has every round under way.
@@ -106,15 +111,18 @@ def whole_trees(
     return None
 
 
-def in_rounds(network: Network, units: list[Group], size_bytes: int, most_ops: int) -> SideBySide:
+def in_rounds(
+    network: Network, units: list[Group], size_bytes: int, most_ops: int, weights: Sequence[int] = ()
+) -> SideBySide:
     """These unit trees, in as many rounds as so many ops allow and the filling of the pipeline is worth."""
+    weights = tuple(weights) or (1,) * len(units)
     depth = max(level for unit in set(units) for level, *_ in levels(unit)) + 1
     latency_s = depth * float(network.latency_s.max())
-    moving_s = size_bytes * float(hop_loads(network, units).sum(axis=1).max()) / len(units)
+    moving_s = size_bytes * float((hop_loads(network, units) @ weights).max()) / sum(weights)
     hops = sum(len(unit.up) + len(unit.down) for unit in units)
     filling_s, rounds = _filling(moving_s, depth, latency_s, most_ops // hops)
     at_most_s = moving_s + filling_s + latency_s
-    return SideBySide(tuple(units), rounds, at_most_s, at_most_s - (1 - USUAL_FILLING) * filling_s)
+    return SideBySide(tuple(units), rounds, weights, at_most_s, at_most_s - (1 - USUAL_FILLING) * filling_s)
 
 
 def _filling(moving_s: float, depth: int, latency_s: float, most_rounds: int) -> tuple[float, int]:

@@ -47,6 +47,10 @@ class Timetable:
     seconds: float
     roots: list[int]  # of each piece
 
+    @property
+    def piece_weights(self) -> tuple[int, ...]:
+        return (1,) * len(self.roots)
+
     def steps(self) -> list[Step]:
         return [
             Step(hop.source, hop.target, hop.piece, hop.reduces, after=tuple(earlier.number for earlier in hop.after))

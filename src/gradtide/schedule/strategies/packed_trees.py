@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 
 from gradtide.schedule.bound import MOST_NODES, Packed, packed
 from gradtide.schedule.model import Collective, Kind, Schedule
+from gradtide.schedule.packing.machines import alike
 from gradtide.schedule.packing.network import Network
 from gradtide.schedule.packing.pieces import Group, cut, groups_of, hop_loads, steps
 from gradtide.schedule.packing.shallow import flattened
-from gradtide.schedule.packing.side_by_side import SideBySide, side_by_side, whole_trees
+from gradtide.schedule.packing.side_by_side import SideBySide, in_rounds, side_by_side, whole_trees
 from gradtide.schedule.packing.timetable import Timetable, timetable
 from gradtide.schedule.packing.trees import demand_of
 from gradtide.schedule.request import Request, strategy
@@ -22,9 +23,12 @@ from gradtide.topology.model import NodeKind, Topology
 GOOD_ENOUGH = 1.03  # times the bound; then nothing else is tried
 SLACKS = (0.02, 0.005)  # of the busiest wire: more where routes of several full wires cross
 USUAL_OPS = 4_000  # while somebody waits for a plan of a usual size
+FEWER_OPS = 3_000  # ... where many arcs make each of them take longer to simulate
 MOST_OPS = 30_000
+EXACT = 1_000_000  # weights are parts of about that
 CLOSE = 1.05  # times the bound; then timetables, which take long where routes cross, needn't be tried
 MANY_ARCS = 128  # with more, timetables of all that many ops take seconds to make
+SEARCHED_ARCS = 160  # of 12 devices and a host; with those of 16, a search for whole trees takes half a minute
 
 
 @strategy("packed-trees")
@@ -43,6 +47,9 @@ def most_ops(size_bytes: int) -> int:
 def _best(request: Request, best: Packed) -> Schedule:
     """A few pieces if they are enough, else trees side by side or finer timetables, whichever is done first."""
     network, size_bytes = best.network, request.size_bytes
+    machines = _alike(request, best)
+    if machines is not None:
+        return _written(request, network, machines)
     owners = network.devices if request.collective in ("reduce_scatter", "all_gather") else 0
     slacks = SLACKS if most_ops(size_bytes) > USUAL_OPS else SLACKS[:1]
     groups, cuts = _cuts(request, slacks[0])
@@ -57,7 +64,7 @@ def _best(request: Request, best: Packed) -> Schedule:
         plans += [fair] if fair else []
         if _done(plans, enough_s):
             break
-    few = len(network.tails) <= MANY_ARCS  # with more, the search takes half a minute and seldom finds anything
+    few = len(network.tails) <= SEARCHED_ARCS
     if len(slacks) > 1 and few and _crosses(network) and not _done(plans, enough_s):
         whole = whole_trees(
             network, demand_of(request, network), best.packing, groups, size_bytes, most_ops(size_bytes)
@@ -72,6 +79,30 @@ def _best(request: Request, best: Packed) -> Schedule:
         if not finer_helps:  # it is latency that costs, not crowded wires
             break
     return _written(request, network, min(plans, key=lambda each: each.seconds))
+
+
+def _alike(request: Request, best: Packed) -> SideBySide | None:
+    """One tree for each place in a machine, where machines are alike and that keeps no wire busy for much longer."""
+    network, size_bytes = best.network, request.size_bytes
+    found = alike(network, request.topology) if request.collective == "all_reduce" else []
+    if not found or min(_busiest(network, units) for units in found) > GOOD_ENOUGH * best.packing.bound:
+        return None
+    ops = most_ops(size_bytes)
+    if ops == USUAL_OPS and len(network.tails) > MANY_ARCS:
+        ops = FEWER_OPS
+    plan = _sooner(network, found, size_bytes, ops)
+    if ops == MOST_OPS and plan.seconds > GOOD_ENOUGH * size_bytes * best.packing.bound:
+        plan = _sooner(network, found, size_bytes, 2 * ops)
+    return plan
+
+
+def _busiest(network: Network, units: list[Group]) -> float:
+    return float((hop_loads(network, units) @ [unit.part for unit in units]).max())
+
+
+def _sooner(network: Network, found: list[list[Group]], size_bytes: int, ops: int) -> SideBySide:
+    plans = [in_rounds(network, units, size_bytes, ops, [round(u.part * EXACT) for u in units]) for units in found]
+    return min(plans, key=lambda plan: plan.seconds)
 
 
 def _done(plans: list[SideBySide | Timetable], enough_s: float) -> bool:
@@ -158,7 +189,7 @@ def _written(request: Request, network: Network, plan: SideBySide | Timetable) -
         collective=request.collective,
         ranks=(*request.devices, *(network.nodes[node] for node in helpers)),
         contributors=network.devices,
-        weights=(1,) * len(roots),
+        weights=plan.piece_weights,
         ops=tuple(writer.ops),
         owners=() if request.collective == "all_reduce" else tuple(roots),
     )
