@@ -9,6 +9,7 @@ import torch
 
 import gradtide
 from gradtide.errors import StoreError
+from gradtide.store.familiar import Acquaintance, Template
 from gradtide.store.links import Links
 from gradtide.store.messages import Part, Piece, Push, ServerEntry, decode, encode, layout_name
 from gradtide.transport.authenticate import dial, parse_address
@@ -103,7 +104,8 @@ def test_threads_that_share_a_small_key_count_each_push_once(two):
     assert store.pull("a").tolist() == store.pull("b").tolist() == [400.0] * 4
 
 
-def test_a_small_push_that_comes_twice_counts_once_and_gets_the_same_answer(two):
+@pytest.mark.parametrize("in_place", [False, True], ids=["encoded anew", "only the sequence changed"])
+def test_a_small_push_that_comes_twice_counts_once_and_gets_the_same_answer(two, in_place):
     _, store = two
     store.init("w", torch.zeros(4), update=gradtide.update("add"))
     layout, table = store._session.layout(("w",)), store._session.table
@@ -124,13 +126,50 @@ def test_a_small_push_that_comes_twice_counts_once_and_gets_the_same_answer(two)
     body = memoryview(torch.ones(4).numpy()).cast("B")
     for number, sequence in enumerate((1, 2, 3, 3, 2, 5, 5), 1):
         push = Push(table.epoch, "raw", 1, sequence, layout_name(parts), parts if number == 1 else (), pull=True)
-        connection.send(encode(push), [body], 16)
+        if in_place and number > 1:
+            connection.send_frame(bytes(Template(push, 16).push(sequence)), [body], 16)
+        else:
+            connection.send(encode(push), [body], 16)
         while len(answers) < number or answers[-1][1] is None:
             connection.wait(20, "push")
             connection.receive()
     connection.close()
     said = [(message.sequence, message.version.sequence, values[0]) for message, values in answers]
     assert said == [(1, 1, 1.0), (2, 2, 2.0), (3, 3, 3.0), (3, 3, 3.0), (2, 2, 3.0), (5, 4, 4.0), (5, 4, 4.0)]
+
+
+def test_small_keys_asked_for_in_turn_are_each_answered_with_their_own(two):
+    servers, store = two
+    keys = [f"k{i}" for i in range(5)]
+    store.init({key: torch.zeros(4) for key in keys}, update=gradtide.update("add"))
+    with gradtide.connect(servers.address) as other:
+        for turn in range(1, 20):
+            for i, key in enumerate(keys):
+                weight = 2.0 if turn % 7 == 0 else None
+                store.push_pull(key, torch.full((4,), float(i)), weight=weight)
+                other.push_pull(key, torch.full((4,), 1.0))
+    doubled = sum(turn % 7 == 0 for turn in range(1, 20))
+    assert [value.tolist() for value in store.pull(keys)] == [[(19.0 + doubled) * i + 19.0] * 4 for i in range(5)]
+
+
+def test_only_a_request_of_the_same_bytes_but_for_its_sequence_is_familiar():
+    push = Push(3, "client", 1, 5, b"layout", pull=True)
+    data = memoryview(Template(push, 16).push(5))[12:]  # without the frame's header
+    known = Acquaintance()
+    known.remember(data, push, None, (), memoryview(bytearray(16)))
+    again = memoryview(bytes(Template(push, 16).push(1 << 40)))[12:]
+    assert known.find(again).message is push
+    assert known.sequence(again) == 1 << 40
+    for other in (
+        Push(4, "client", 1, 5, b"layout", pull=True),
+        Push(3, "client", 2, 5, b"layout", pull=True),
+        Push(3, "client", 1, 5, b"layouT", pull=True),
+        Push(3, "client", 1, 5, b"layout", weight=2.0, pull=True),
+    ):
+        assert known.find(memoryview(Template(other, 16).push(5))[12:]) is None
+    assert known.find(memoryview(encode(push))) is None, "a small number is written shorter"
+    known.remember(memoryview(encode(push)), push, None, (), memoryview(b""))
+    assert len(known.known) == 1
 
 
 def test_a_server_that_is_slow_to_let_us_in_holds_nobody_up(tmp_path):

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -11,9 +12,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from gradtide.bench.peers import Peer, interleave
 from gradtide.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gradtide.store.local import LocalServers
 
 __all__ = ["Case", "Curve", "Result", "bench_store", "curve"]
 
@@ -27,6 +32,7 @@ class Case:
     servers: int = 1
     placement: str = "any"
     replicas: int = 0  # of a further contender: gradtide with as many servers, and replicas
+    idle: int = 0  # of a further contender: so many sockets to each server that say nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +54,40 @@ class Result:
 
 def bench_store(case: Case, rounds: int, steps: int, tell: Callable[[str], None]) -> list[Result]:
     """Every contender that is installed, in turn, `rounds` times."""
-    if case.size_bytes < 4 or case.workers < 1 or case.servers < 1 or rounds < 1 or steps < 1:
+    if case.size_bytes < 4 or case.workers < 1 or case.servers < 1 or rounds < 1 or steps < 1 or case.idle < 0:
         raise ConfigError("sizes, workers, servers, rounds and steps must all be positive, and a size at least 4 bytes")
     if case.placement not in ("any", "apart", "together"):
         raise ConfigError(f"unknown placement {case.placement!r}; choose any, apart or together")
     with ExitStack() as stack:
-        address = stack.enter_context(_placed_servers(case, 0))
-        contenders = _contenders(case, address, stack)
+        servers = stack.enter_context(_placed_servers(case, 0))
+        contenders = _contenders(case, servers.address, stack)
         if case.replicas:
             safe = stack.enter_context(_placed_servers(case, case.replicas))
-            contenders.append((f"gradtide, replicas={case.replicas}", "gradtide", safe))
+            contenders.append((f"gradtide, replicas={case.replicas}", "gradtide", safe.address))
         peers = [stack.enter_context(Peer(name, _commands(kind, case, where))) for name, kind, where in contenders]
+        if case.idle:
+            paths = [f"{servers.folder}/server-{i}" for i in range(case.servers)]
+            commands = _commands("gradtide", case, servers.address)
+            crowded = _Crowded(f"gradtide, {case.idle:,} idle sockets", commands, paths, case.idle)
+            peers.append(stack.enter_context(crowded))
         found = interleave(peers, rounds, lambda name: steps, tell)
     bare = median(found["bare pair"])
     return [Result(case, name, median(s), min(s), max(s), median(s) / bare) for name, s in found.items()]
+
+
+class _Crowded(Peer):
+    """A contender whose servers have many sockets besides that connect and say nothing."""
+
+    def __init__(self, name: str, commands: list[list[str]], paths: list[str], idle: int) -> None:
+        super().__init__(name, commands)
+        self._paths, self._idle = paths, idle
+
+    def run(self, repetitions: int) -> float:
+        with ExitStack() as open_now:
+            for path in self._paths * self._idle:
+                open_now.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
+            super().run(max(1, repetitions // 10))  # until all have been accepted
+            return super().run(repetitions)
 
 
 def _contenders(case: Case, address: str, stack: ExitStack) -> list[tuple[str, str, str]]:
@@ -86,7 +112,7 @@ def _commands(kind: str, case: Case, address: str) -> list[list[str]]:
 
 
 @contextmanager
-def _placed_servers(case: Case, replicas: int) -> Iterator[str]:
+def _placed_servers(case: Case, replicas: int) -> "Iterator[LocalServers]":
     from gradtide.store.local import local_servers
 
     processors = sorted(os.sched_getaffinity(0))
@@ -95,7 +121,7 @@ def _placed_servers(case: Case, replicas: int) -> Iterator[str]:
             here = processors[1 % len(processors) if case.placement == "apart" else 0]
             for process in servers.processes:
                 os.sched_setaffinity(process.pid, {here})
-        yield servers.address
+        yield servers
 
 
 @contextmanager

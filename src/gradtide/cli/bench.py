@@ -92,6 +92,7 @@ def store(
     workers: Annotated[int, typer.Option(help="Workers at once")] = 1,
     servers: Annotated[int, typer.Option(help="Servers that share the keys")] = 1,
     replicas: Annotated[int, typer.Option(help="Also gradtide with so many replicas; needs more servers")] = 0,
+    idle: Annotated[int, typer.Option(help="Also gradtide with so many sockets a server that say nothing")] = 0,
     placement: Annotated[
         str, typer.Option(help="any; apart or together: the two ends on two processors or on one, for all alike")
     ] = "any",
@@ -117,7 +118,7 @@ def store(
     results, points = [], []
     with Console(stderr=True).status("starting the contenders") as status:
         for size in chosen:
-            case = Case(size, workers, servers, placement, replicas)
+            case = Case(size, workers, servers, placement, replicas, idle)
             results += bench_store(case, rounds, max(3, min(steps, steps * 65536 // size)), status.update)
         if with_curve:
             points = curve(chosen[-1], rounds, 5, status.update)

@@ -45,6 +45,7 @@ draining.py      how a server goes: when its shards are elsewhere
 peers.py         a server's connections to other servers
 incoming.py      which memory the values of a request go to
 at_once.py       the short way of what needs no second look
+familiar.py      messages that are like the one before but for a number
 uplink.py        a server's connection to the coordinator
 coordinator.py   shell of membership.py
 journal.py       the coordinator's state on disk

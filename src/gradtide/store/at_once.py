@@ -31,20 +31,23 @@ class Short:
     shard: Shard[Tensor]
     states: list[BlockState[Tensor]]
     size_bytes: int
-    sums: list[Tensor]  # the blocks' own values where there are several and all are added to; else empty
+    sums: list[Tensor]  # the blocks' own values where all are simply added to; else empty
     views: list[memoryview]  # of the blocks' values
     lasting: bool  # whether these values stay where they are
 
-    def push(self, request: Push, after: int, values: Sequence[Tensor]) -> Pushed | None:
-        """Applies the values; None when that is not for here, and nothing was done."""
-        shard, sequence = self.shard, request.sequence
+    def push(self, request: Push, sequence: int, after: int, values: Sequence[Tensor]) -> Pushed | None:
+        """Applies the values of such a request; None when that is not for here, and nothing was done."""
+        shard = self.shard
         record = shard.filter.records.get(request.client)
         if record is None or record.incarnation != request.incarnation or not after <= record.highest < sequence:
             return None
         if shard.log is not None or shard.waiting_pushes or shard.waiting_pulls or request.decree > shard.decree:
             return None
         if self.sums and request.weight is None:
-            torch._foreach_add_(self.sums, list(values))
+            if len(self.sums) == 1:
+                self.sums[0].add_(values[0])
+            else:
+                torch._foreach_add_(self.sums, list(values))
         else:
             for state, value in zip(self.states, values, strict=True):
                 state.apply(state.combine((Contribution(request.weight, value),)))
@@ -86,7 +89,7 @@ def find_short(table: Table | None, shard: Shard[Tensor] | None, part: Part) -> 
             return None
         states.append(block.state)
     values = [state.value() for state in states]
-    sums = values if len(states) > 1 and all(map(is_plain_sum, states)) else []
+    sums = values if all(map(is_plain_sum, states)) else []
     lasting = all(state.value() is value for state, value in zip(states, values, strict=True))
     size_bytes = sum(piece.size_bytes for piece in part.pieces)
     return Short(table, shard, states, size_bytes, sums, [bytes_of(value) for value in values], lasting)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradtide.errors import FrameError
 from gradtide.store.at_once import Short
+from gradtide.store.familiar import Acquaintance
 from gradtide.store.host import LAYOUTS_KEPT, Host
 from gradtide.store.messages import Init, Part, Pull, Push
 from gradtide.store.peers import Arriving
@@ -51,6 +52,7 @@ class Client:
     noted_bytes: int = 0
     scratch: Tensor | None = None  # where passing values are received, again and again: new pages cost more than adding
     landings: dict[PartPlan, tuple[Sequence[Tensor], memoryview]] = field(default_factory=dict)  # views of scratch
+    familiar: Acquaintance = field(default_factory=Acquaintance)  # what it has asked for the short way
 
 
 def land(client: Client, plan: PartPlan) -> tuple[Sequence[Tensor], memoryview]:
@@ -58,8 +60,10 @@ def land(client: Client, plan: PartPlan) -> tuple[Sequence[Tensor], memoryview]:
     if client.scratch is None or client.scratch.nbytes < plan.size_bytes:
         client.scratch = torch.empty(plan.size_bytes, dtype=torch.uint8)
         client.landings.clear()
+        client.familiar = Acquaintance()
     elif len(client.landings) >= LAYOUTS_KEPT:
         client.landings.clear()
+        client.familiar = Acquaintance()
     flat = client.scratch[: plan.size_bytes].view(plan.dtypes[0])
     landing = client.landings[plan] = (flat.split(plan.counts), bytes_of(flat))
     return landing

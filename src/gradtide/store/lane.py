@@ -8,20 +8,17 @@ The session does not know of such a push until it is answered or given up: see `
 """
 
 from collections.abc import Callable
-from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from gradtide.errors import CommunicationError
-from gradtide.store.messages import encode
+from gradtide.store.familiar import Template
 from gradtide.store.pending import Pending
 from gradtide.store.session import Session
 from gradtide.store.tensors import bytes_of
 from gradtide.store.values import Destination, Plan
-from gradtide.transport.frames import whole
 
 if TYPE_CHECKING:
     from gradtide.store.engine import Engine
@@ -31,10 +28,6 @@ __all__ = ["Lane", "is_small"]
 
 _SMALL_BYTES = 1 << 16  # what the kernel takes in one go
 _RECEIVE_S = 0.25
-_SEQUENCE = Struct(">BQ")  # as MessagePack writes a large number
-_UINT64 = 0xCF
-_MARK = (1 << 63) + 0x67726164
-_put = _SEQUENCE.pack_into
 
 
 def is_small(plan: Plan) -> bool:
@@ -62,8 +55,8 @@ class Lane:
     """One key's short way. Used by one thread at a time: whoever holds the engine's `reading`."""
 
     __slots__ = (
-        "_at", "_dtype", "_engine", "_head", "_landing", "_link", "_make_pending", "_out", "_plan", "_shape", "_source",
-        "_table", "_weight", "done", "sequence", "size_bytes", "target", "view",
+        "_dtype", "_engine", "_landing", "_link", "_make_pending", "_out", "_plan", "_shape", "_source", "_table",
+        "_template", "_weight", "done", "sequence", "size_bytes", "target", "view",
     )  # fmt: skip
 
     def __init__(self, engine: "Engine", plan: Plan, make_pending: Callable[[Destination], Pending[Any]]) -> None:
@@ -73,7 +66,7 @@ class Lane:
         self._table: object = None
         self._link: Link | None = None
         self._weight: float | None = None
-        self._head, self._at = bytearray(), 0
+        self._template: Any = None  # until _prepare
         self._out = torch.empty(0)
         self.size_bytes = plan.layout.pieces[0].size_bytes
         self.view = self.target = memoryview(b"")
@@ -121,10 +114,9 @@ class Lane:
             if link is None:
                 return False
         self.sequence = session.sequence = session.sequence + 1
-        _put(self._head, self._at, _UINT64, self.sequence)
         self.view, self.target, self.done, engine.quick = view, target, False, self
         try:
-            link.connection.send_frame(self._head, (view,), self.size_bytes)
+            link.connection.send_frame(self._template.push(self.sequence), (view,), self.size_bytes)
         except CommunicationError:
             link.connection.shut()  # which shows when it is received from
         return True
@@ -137,8 +129,7 @@ class Lane:
         link = engine.links.get(ready[0].name) if ready is not None else None
         if ready is None or link is None or link.entry is not ready[0]:
             return None
-        self._head = bytearray(whole(encode(replace(ready[1], sequence=_MARK)), self.size_bytes))
-        self._at = self._head.index(_SEQUENCE.pack(_UINT64, _MARK))
+        self._template = Template(ready[1], self.size_bytes)
         self._table, self._link, self._weight = engine.session.table, link, weight
         return link
 

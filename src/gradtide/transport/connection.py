@@ -23,7 +23,7 @@ from gradtide.transport.frames import (
     cut,
     whole,
 )
-from gradtide.transport.patience import look_again
+from gradtide.transport.patience import give_way, look_again
 
 __all__ = ["UNLIMITED", "Connection"]
 
@@ -115,16 +115,13 @@ class Connection:
             for size, buffers in cut(message, body):
                 self._queue(size, buffers)
             return self.flush() and not self._frames
-        return self._send_head(whole(message, body_bytes), body, body_bytes)
+        return self.send_frame(whole(message, body_bytes), body, body_bytes)
 
     def send_frame(self, head: bytes | bytearray, body: Sequence[memoryview], body_bytes: int) -> bool:
         """The same for a frame whose header and message were put together before."""
         if self._wire or self._frames or body_bytes > self.credit_bytes:
             self._queue(body_bytes, [bytes(head), *body])
             return self.flush() and not self._frames
-        return self._send_head(head, body, body_bytes)
-
-    def _send_head(self, head: Buffer, body: Sequence[memoryview], body_bytes: int) -> bool:
         self.credit_bytes -= body_bytes
         try:
             sent = self._send_now((head, *body), (), _NOW)
@@ -199,8 +196,9 @@ class Connection:
         With poll rather than in recv: who sleeps in recv on a UNIX socket is also woken when the other side has taken
         what we sent, for nothing.
         """
+        give_way()  # on a processor that two share, the other one answers now
         poll = self._poll.poll
-        return bool(look_again(poll) or poll(timeout_s * 1000)) and self.receive()
+        return self.receive() or (bool(look_again(poll) or poll(timeout_s * 1000)) and self.receive())
 
     def wait(self, timeout_s: float, what: str) -> None:
         """Until there is something to receive or room to send; a PeerTimeout says who and what was awaited."""

@@ -151,24 +151,19 @@ class FrameReader:
             return self._receive_directly(sock, self._target, flags)
         else:
             count = sock.recv_into(self._stage, 0, flags)
-            if self._at_once is not None and not self._body_left and count >= _HEADER_BYTES and self._whole(count):
-                return count
+            if self._at_once is not None and not self._body_left and count >= _HEADER_BYTES:
+                kind, meta_bytes, body_bytes = _unpack(self._stage)
+                body = _HEADER_BYTES + meta_bytes
+                in_one = kind == _MESSAGE and body + body_bytes == count and meta_bytes <= FRAME_META_BYTES
+                if in_one and not (self._open or self._partial):
+                    stage = self._stage
+                    if self._at_once(stage[_HEADER_BYTES:body], stage[body:count]):
+                        self.body_bytes += body_bytes
+                        return count
         self._end = end + count
         if count:
             self._understand()
         return count
-
-    def _whole(self, count: int) -> bool:
-        """Whether the stage holds one whole message with its body, and that was dealt with at once."""
-        stage, at_once = self._stage, self._at_once
-        kind, meta_bytes, body_bytes = _unpack(stage)
-        body = _HEADER_BYTES + meta_bytes
-        if kind != _MESSAGE or body + body_bytes != count or meta_bytes > FRAME_META_BYTES:
-            return False
-        if at_once is None or self._open or self._partial or not at_once(stage[_HEADER_BYTES:body], stage[body:count]):
-            return False
-        self.body_bytes += body_bytes
-        return True
 
     def feed(self, data: bytes) -> None:
         """Bytes that were received elsewhere; no more than fit."""

@@ -27,6 +27,7 @@ _OUT = select.EPOLLOUT
 _MOST_WAITING = 4096  # sockets that have not proven themselves
 _MOST_QUEUED_BYTES = 64 << 20  # for one peer, beyond which it is not read from
 _ACCEPT_AGAIN_S = 0.05
+_MOST_TURNS = 64  # before the owner is asked whether it has anything else to do; some 4 ms
 
 
 @dataclass(slots=True)
@@ -60,6 +61,8 @@ class Service:
         self._links: dict[int, _Link] = {}
         self._accept_at_s = 0.0  # 0: accepting
         self._lively = False  # whether a peer said something in the last turn, so that more may follow at once
+        self.settled = 0  # its owner counts here: messages of this turn after which nothing else has to be seen to
+        self._again = False  # whether that was all of them
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._epoll = select.epoll()
         self._epoll.register(listener, _IN)
@@ -103,10 +106,17 @@ class Service:
         """Waits for something to happen, at most so long, and deals with it."""
         if self._newcomers or self._accept_at_s:
             timeout_s = min(timeout_s, self._expire(time.monotonic()))
-        links = self._links
-        ready = look_again(self._epoll.poll) if self._lively else None
-        self._lively = False
-        for number, events in ready or self._epoll.poll(timeout_s):
+        poll = self._epoll.poll
+        ready = look_again(poll) if self._lively else None
+        self._deal_with(ready or poll(timeout_s))
+        for _ in range(_MOST_TURNS):
+            if not self._again:
+                break
+            self._deal_with(look_again(poll))
+
+    def _deal_with(self, ready: list[tuple[int, int]]) -> None:
+        links, self._lively, self.settled = self._links, False, 0
+        for number, events in ready:
             if number in links:
                 self._lively = True
                 self._move(number, links[number], events)
@@ -116,6 +126,7 @@ class Service:
                 os.read(number, 4096)
             elif number == self._listener.fileno():
                 self._accept()
+        self._again = self.settled == len(ready) > 0
 
     def _move(self, number: int, link: _Link, events: int) -> None:
         connection = link.connection
