@@ -16,7 +16,7 @@ from gradtide.store.placement import BLOCK_BYTES
 from gradtide.store.tensors import DTYPES, bytes_of
 from gradtide.transport.connection import Connection
 
-__all__ = ["Client", "Incoming", "PartPlan", "land", "make_plan", "plan_part"]
+__all__ = ["Client", "Incoming", "PartPlan", "land", "make_plan", "plan_part", "use_in_place"]
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +53,19 @@ class Client:
     scratch: Tensor | None = None  # where passing values are received, again and again: new pages cost more than adding
     landings: dict[PartPlan, tuple[Sequence[Tensor], memoryview]] = field(default_factory=dict)  # views of scratch
     familiar: Acquaintance = field(default_factory=Acquaintance)  # what it has asked for the short way
+
+
+def use_in_place(client: Client, body: memoryview) -> bool:
+    """Whether the values of the part that is arriving can be read where they lie: they are applied at once."""
+    request = client.request
+    plan = request.plan[request.index] if request is not None else None
+    if request is None or plan is None or not (plan.uniform and plan.passing) or len(body) != plan.size_bytes:
+        return False
+    flat = torch.frombuffer(body, dtype=plan.dtypes[0])
+    if flat.data_ptr() % flat.element_size():
+        return False
+    request.values = flat.split(plan.counts) if len(plan.counts) > 1 else (flat,)
+    return True
 
 
 def land(client: Client, plan: PartPlan) -> tuple[Sequence[Tensor], memoryview]:

@@ -7,8 +7,9 @@ from functools import partial
 
 from gradtide.errors import CommunicationError
 from gradtide.store.messages import Reply, ServerEntry
-from gradtide.transport.authenticate import dial, parse_address
+from gradtide.transport.authenticate import parse_address
 from gradtide.transport.connection import Connection
+from gradtide.transport.window import connect_sharing
 
 __all__ = ["Link", "Links"]
 
@@ -100,13 +101,14 @@ class Links:
 
     def _dial(self, entry: ServerEntry) -> None:
         try:
-            sock = dial(parse_address(entry.address), self._secret, "client", self._connect_s)
+            peer = f"server {entry.name} at {entry.address}"
+            connection = connect_sharing(parse_address(entry.address), self._secret, "client", self._connect_s, peer)
         except CommunicationError:
             with self._lock:
                 self._dialling.discard(entry.name)
                 self._again_s[entry.name] = time.monotonic() + _DIAL_AGAIN_S
             return
-        link = Link(entry, Connection(sock, f"server {entry.name} at {entry.address}", credit_bytes=0))
+        link = Link(entry, connection)
         with self._lock:
             self._dialling.discard(entry.name)
             if self._closed:

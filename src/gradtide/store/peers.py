@@ -14,9 +14,10 @@ from gradtide.errors import CommunicationError, FrameError
 from gradtide.store.messages import Replicate, ServerMessage, Slot, Snapshot, encode
 from gradtide.store.placement import BLOCK_BYTES
 from gradtide.store.tensors import DTYPES, bytes_of
-from gradtide.transport.authenticate import dial, parse_address
+from gradtide.transport.authenticate import parse_address
 from gradtide.transport.connection import Connection
 from gradtide.transport.service import Service
+from gradtide.transport.window import connect_sharing
 
 __all__ = ["Arriving", "Peers"]
 
@@ -110,11 +111,11 @@ class Peers:
 
     def _reach(self, name: str, link: _Link) -> None:
         try:
-            sock = dial(parse_address(link.address), self._secret, "server", _DIAL_S)
+            peer = f"server {name} at {link.address}"
+            connection = connect_sharing(parse_address(link.address), self._secret, "server", _DIAL_S, peer)
         except CommunicationError:
             link.dialling = False
             return
-        connection = Connection(sock, f"server {name} at {link.address}", credit_bytes=0)
         if self._closed:
             connection.close()
             return

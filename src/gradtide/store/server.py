@@ -24,7 +24,7 @@ from gradtide.store.cutter import Cutter
 from gradtide.store.draining import DRAIN_S, Draining
 from gradtide.store.familiar import Familiar
 from gradtide.store.host import LAYOUTS_KEPT, Host
-from gradtide.store.incoming import Client, Incoming, PartPlan, land, make_plan, plan_part
+from gradtide.store.incoming import Client, Incoming, PartPlan, land, make_plan, plan_part, use_in_place
 from gradtide.store.loading import Loader
 from gradtide.store.messages import (
     BeginCut,
@@ -157,8 +157,9 @@ class Server:
     def _greet(self, connection: Connection) -> Callable[[CommunicationError], None]:
         client = Client(connection)
         connection.on_messages(
-            partial(self._begin, client), partial(self._filled, client), at_once=partial(self._at_once, client)
-        )
+            partial(self._begin, client), partial(self._filled, client), at_once=partial(self._at_once, client),
+            in_place=partial(use_in_place, client),
+        )  # fmt: skip
         connection.give_credit(WINDOW_BYTES)
         connection.flush()
         return lambda error: self._forget(client, error)

@@ -134,14 +134,21 @@ class Handshake:
         return _HELLO.pack(_MAGIC, _VERSION, self._role, self._nonce) + _proof(self._secret, b"listens", covered)
 
 
-def dial(address: Address, secret: bytes, role: str, timeout_s: float = HANDSHAKE_S) -> socket.socket:
-    """A connected socket whose other end has proven that it belongs to this job."""
+def dial(address: Address, secret: bytes, role: str, timeout_s: float = HANDSHAKE_S, memory: int = -1) -> socket.socket:
+    """A connected socket whose other end has proven that it belongs to this job.
+
+    `memory` is a descriptor to hand over at a UNIX socket: see window.py.
+    """
     deadline = time.monotonic() + timeout_s
     sock = _connect(address, timeout_s)
     try:
         if address.path and not same_user(sock):
             raise AuthenticationError(f"another user listens at {address}; connect to a socket of your own")
-        _challenge(sock, address, secret, _role(role), deadline)
+        proof = _challenge(sock, address, secret, _role(role), deadline)
+        if memory >= 0 and address.path:
+            socket.send_fds(sock, [proof], [memory])
+        else:
+            sock.sendall(proof)
     except TimeoutError:
         sock.close()
         raise PeerTimeout(f"what listens at {address} did not answer within {timeout_s:g} s; is it gradtide?") from None
@@ -172,7 +179,8 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
     return sock
 
 
-def _challenge(sock: socket.socket, address: Address, secret: bytes, role: bytes, deadline: float) -> None:
+def _challenge(sock: socket.socket, address: Address, secret: bytes, role: bytes, deadline: float) -> bytes:
+    """Checks the other side's proof; ours, which is to be sent."""
     nonce = secrets.token_bytes(32)
     sock.sendall(_HELLO.pack(_MAGIC, _VERSION, role, nonce))
     reply = b""
@@ -189,7 +197,7 @@ def _challenge(sock: socket.socket, address: Address, secret: bytes, role: bytes
     if not hmac.compare_digest(reply[_HELLO.size :], _proof(secret, b"listens", covered)):
         what = "give the job's secret_file" if not secret else "use the file that its server was started with"
         raise AuthenticationError(f"wrong secret for {address}; {what}")
-    sock.sendall(_proof(secret, b"connects", covered))
+    return _proof(secret, b"connects", covered)
 
 
 def _proof(secret: bytes, side: bytes, covered: bytes) -> bytes:

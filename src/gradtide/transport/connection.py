@@ -10,33 +10,46 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import TYPE_CHECKING
 
 from gradtide.errors import Closed, PeerLost, PeerTimeout
 from gradtide.transport.frames import (
     FRAME_BODY_BYTES,
     FRAME_META_BYTES,
+    PLACE_BYTES,
     AtOnce,
     Buffer,
     FrameReader,
     Place,
     credit_frame,
     cut,
+    shared,
     whole,
+    window_frame,
 )
 from gradtide.transport.patience import give_way, look_again
+
+if TYPE_CHECKING:
+    from gradtide.transport.window import Window
 
 __all__ = ["UNLIMITED", "Connection"]
 
 UNLIMITED = 1 << 62  # credit for a peer that only gets what it asked for
 _NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _MOST_BUFFERS = 256  # of one sendmsg
+SHARED_BYTES = 64 << 10  # from here on bodies go through shared memory, where there is any
 
 
 class Connection:
     """Messages to and from one peer. Not for several threads at once."""
 
-    def __init__(self, sock: socket.socket, peer: str, credit_bytes: int = UNLIMITED) -> None:
+    def __init__(
+        self, sock: socket.socket, peer: str, credit_bytes: int = UNLIMITED, window: "Window | None" = None
+    ) -> None:
+        """`window` is memory that the other side will say it has opened; until then nothing is sent through it."""
         self.peer = peer  # as in "server 1 at unix:/tmp/x"
+        self._window = window
+        self._shares = False  # whether the other side has it open
         self.credit_bytes = credit_bytes  # how many body bytes may still be sent
         self._sock = sock
         self._send_now = sock.sendmsg
@@ -55,11 +68,20 @@ class Connection:
         filled: Place,
         guard: AbstractContextManager[object] | None = None,
         at_once: AtOnce | None = None,
+        in_place: Callable[[memoryview], bool] | None = None,
     ) -> None:
         """Says who gets what arrives: see FrameReader. `guard` is the lock that others send under, if one thread sends
         while another receives."""
         self._guard = guard or nullcontext()
-        self._reader = FrameReader(begin, filled, self._more_credit, at_once)
+        self._reader = FrameReader(begin, filled, self._more_credit, at_once, self._window, self._opened, in_place)
+
+    def use_window(self, window: "Window") -> None:
+        """Before `on_messages`: the other side has handed over memory; says that it is open."""
+        self._window, self._shares = window, True
+        self._queue(0, [window_frame()])
+
+    def _opened(self) -> None:
+        self._shares = self._window is not None
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -114,6 +136,8 @@ class Connection:
         ):
             for size, buffers in cut(message, body):
                 self._queue(size, buffers)
+                if self._shares:
+                    self.flush()  # the other side reads one while we write the next
             return self.flush() and not self._frames
         return self.send_frame(whole(message, body_bytes), body, body_bytes)
 
@@ -123,6 +147,9 @@ class Connection:
             self._queue(body_bytes, [bytes(head), *body])
             return self.flush() and not self._frames
         self.credit_bytes -= body_bytes
+        if self._shares and body_bytes >= SHARED_BYTES:
+            head, *body = self._share(body_bytes, [head, *body])  # type: ignore[assignment]
+            body_bytes = body_bytes if body else 0
         try:
             sent = self._send_now((head, *body), (), _NOW)
         except BlockingIOError:
@@ -143,10 +170,26 @@ class Connection:
     def _queue(self, body_bytes: int, buffers: list[Buffer]) -> None:
         self._queued_bytes += body_bytes + len(buffers[0])
         if not self._frames and body_bytes <= self.credit_bytes:
-            self.credit_bytes -= body_bytes
-            self._wire += buffers
+            self._put_on_wire(body_bytes, buffers)
         else:
             self._frames.append((body_bytes, buffers))
+
+    def _put_on_wire(self, body_bytes: int, buffers: list[Buffer]) -> None:
+        self.credit_bytes -= body_bytes
+        if self._shares and body_bytes >= SHARED_BYTES:
+            before = len(buffers[0]) + body_bytes
+            buffers = self._share(body_bytes, buffers)
+            self._queued_bytes += sum(map(len, buffers)) - before
+        self._wire += buffers
+
+    def _share(self, body_bytes: int, buffers: list[Buffer]) -> list[Buffer]:
+        """A frame with its body in the window, if there is room; else as it is."""
+        assert self._window is not None
+        head = buffers[0]
+        if len(head) > FRAME_META_BYTES - PLACE_BYTES:
+            return buffers
+        place = self._window.put(buffers[1:], body_bytes)  # type: ignore[arg-type]
+        return [shared(head, place, body_bytes)] if place is not None else buffers
 
     def flush(self) -> bool:
         """Sends what can be sent now; whether nothing is left that could."""
@@ -167,9 +210,7 @@ class Connection:
     def _admit(self) -> None:
         frames = self._frames
         while frames and frames[0][0] <= self.credit_bytes and len(self._wire) < _MOST_BUFFERS:
-            size, buffers = frames.popleft()
-            self.credit_bytes -= size
-            self._wire += buffers
+            self._put_on_wire(*frames.popleft())
 
     def _more_credit(self, body_bytes: int) -> None:
         with self._guard:
@@ -225,6 +266,9 @@ class Connection:
         self._sock.close()
         self._frames.clear()
         self._wire.clear()
+        self._window, self._shares = None, False  # frees its memory
+        if self._reader is not None:
+            self._reader.forget_window()
 
 
 def _drop(wire: list[Buffer], sent: int) -> None:

@@ -7,6 +7,9 @@
     BODY_OPEN more of a body, which goes on
     PARTIAL   part of a message that is longer than one frame can take; more follows
     CREDIT    the receiver has room for `bytes of body` more body bytes; nothing follows
+    WINDOW    the receiver has opened the memory that came with the handshake; nothing follows
+
+Of a kind with SHARED in it, the body lies in that memory (window.py), and the message begins with its place.
 
 Nothing is allocated on the word of a header: a frame above one block (4 MiB) and 64 KiB is refused when its header is
 read, and a body goes where the owner of the reader says, piece by piece, as it arrives. What is small goes through one
@@ -17,13 +20,18 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from gradtide.errors import FrameError
+
+if TYPE_CHECKING:
+    from gradtide.transport.window import Window
 
 __all__ = [
     "FRAME_BODY_BYTES",
     "FRAME_META_BYTES",
     "HEADER",
+    "PLACE_BYTES",
     "AtOnce",
     "Buffer",
     "FrameReader",
@@ -31,7 +39,9 @@ __all__ = [
     "Place",
     "credit_frame",
     "cut",
+    "shared",
     "whole",
+    "window_frame",
 ]
 
 Buffer = bytes | bytearray | memoryview
@@ -53,10 +63,16 @@ class Kind(IntEnum):
     BODY_OPEN = 0x47547D04
     PARTIAL = 0x47547D05
     CREDIT = 0x47547D06
+    WINDOW = 0x47547D07
 
 
 # Plain numbers, because a look-up in an enum costs more than the rest of a header.
-_MESSAGE, _OPEN, _BODY, _BODY_OPEN, _PARTIAL, _CREDIT = (kind.value for kind in Kind)
+_MESSAGE, _OPEN, _BODY, _BODY_OPEN, _PARTIAL, _CREDIT, _WINDOW = (kind.value for kind in Kind)
+_WITH_BODY = (_MESSAGE, _OPEN, _BODY, _BODY_OPEN)
+_SHARED = 0x10
+_KINDS = 0x0F
+_SHARED_BASE = _MESSAGE & ~_KINDS | _SHARED
+PLACE_BYTES = 16
 _HEADER_BYTES = HEADER.size
 _STAGE_BYTES = 128 << 10
 _DIRECT_BYTES = 32 << 10  # from here on, a system call more is cheaper than a copy
@@ -67,6 +83,16 @@ _unpack = HEADER.unpack_from
 
 def credit_frame(body_bytes: int) -> bytes:
     return _pack(_CREDIT, 0, body_bytes)
+
+
+def window_frame() -> bytes:
+    return _pack(_WINDOW, 0, 0)
+
+
+def shared(head: Buffer, place: bytes, body_bytes: int) -> bytes:
+    """The head of a frame whose body lies in shared memory instead of following."""
+    kind, meta_bytes, _ = _unpack(head)
+    return _pack(kind | _SHARED, meta_bytes + len(place), body_bytes) + place + bytes(head[_HEADER_BYTES:])
 
 
 def whole(message: bytes, body_bytes: int) -> bytes:
@@ -112,6 +138,8 @@ class FrameReader:
     `begin(message)` is called with each message; it returns the memory that the body goes to first, or None when it
     wants none; what comes then is an error unless it called `skip_body`. `filled()` is called when that memory is full;
     it returns the next, or None when the body is complete. `credit(bytes)` is called when the other side has room.
+    `window` is the memory that bodies may lie in, and `opened()` is called when the other side has it, too; then
+    `in_place(bytes)` is asked instead of filling memory: True when they will be read where they lie, in `filled`.
     `at_once(message, body)` is asked first when one recv brought a message, all of its body and nothing else, as is
     usual for small ones: True when that was dealt with, False when it should go the way of all others.
     """
@@ -122,8 +150,12 @@ class FrameReader:
         filled: Place,
         credit: Callable[[int], None],
         at_once: AtOnce | None = None,
+        window: "Window | None" = None,
+        opened: Callable[[], None] = lambda: None,
+        in_place: Callable[[memoryview], bool] | None = None,
     ) -> None:
         self._begin, self._filled, self._credit, self._at_once = begin, filled, credit, at_once
+        self._window, self._opened, self._in_place = window, opened, in_place
         self._stage = memoryview(bytearray(_STAGE_BYTES))
         self._start = self._end = 0  # what is in the stage and not yet understood
         self._partial = bytearray()  # the earlier parts of a long message
@@ -137,6 +169,9 @@ class FrameReader:
     def in_message(self) -> bool:
         """Whether a message has begun and is not complete."""
         return self._open or self._body_left > 0 or self._end > self._start or bool(self._partial)
+
+    def forget_window(self) -> None:
+        self._window = None
 
     def skip_body(self) -> None:
         """For `begin`: whatever the body is, let it pass."""
@@ -227,6 +262,8 @@ class FrameReader:
         if here < 0:
             return False
         kind, meta_bytes, body_bytes = _unpack(self._stage, start)
+        if kind & ~_KINDS == _SHARED_BASE:
+            return self._shared_frame(kind ^ _SHARED, meta_bytes, body_bytes)
         if kind != _MESSAGE or meta_bytes > FRAME_META_BYTES or body_bytes > FRAME_BODY_BYTES:
             _check(kind, meta_bytes, body_bytes)
         if here < meta_bytes:
@@ -243,9 +280,44 @@ class FrameReader:
             self._other_frame(kind, self._stage[start : start + meta_bytes], body_bytes)
         return True
 
+    def _shared_frame(self, kind: int, meta_bytes: int, body_bytes: int) -> bool:
+        """The same for a frame whose body lies in shared memory."""
+        window = self._window
+        if window is None or meta_bytes < PLACE_BYTES or kind not in _WITH_BODY:
+            raise FrameError("a body is said to lie in memory that is not there")
+        _check(kind, meta_bytes - PLACE_BYTES, body_bytes)
+        start = self._start + HEADER.size
+        if self._end - start < meta_bytes:
+            return False
+        self._start = start + meta_bytes
+        message = self._stage[start + PLACE_BYTES : self._start]
+        body = window.take(self._stage[start : start + PLACE_BYTES], body_bytes)
+        if kind <= _OPEN and not self._open:
+            self._open = kind == _OPEN
+            self._target = self._begin(self._joined(message) if self._partial else message)
+        else:
+            self._other_frame(kind, message, 0)
+        self.body_bytes += body_bytes
+        while body:
+            target = self._target
+            if target is None:
+                if not self._skipping:
+                    raise FrameError("a frame has more bytes than its message announced")
+                break
+            count = min(target.nbytes, body.nbytes)
+            if count < target.nbytes or self._in_place is None or not self._in_place(body[:count]):
+                target[:count] = body[:count]
+            body = body[count:]
+            self._target = target[count:] if count < target.nbytes else self._filled()
+        window.give_back()
+        self._end_frame()
+        return True
+
     def _other_frame(self, kind: int, part: memoryview, body_bytes: int) -> None:
         if kind == _CREDIT:
             self._credit(body_bytes)
+        elif kind == _WINDOW:
+            self._opened()
         elif (kind in (_BODY, _BODY_OPEN)) != self._open:
             raise FrameError("a frame came where another kind was due")
         elif self._open:
@@ -262,11 +334,11 @@ class FrameReader:
 
 
 def _check(kind: int, meta_bytes: int, body_bytes: int) -> None:
-    if not _MESSAGE <= kind <= _CREDIT:
+    if not _MESSAGE <= kind <= _WINDOW:
         raise FrameError("what came is no frame of gradtide")
     if meta_bytes > FRAME_META_BYTES or (body_bytes > FRAME_BODY_BYTES and kind != _CREDIT):
         raise FrameError(f"a frame of {meta_bytes} + {body_bytes} bytes is above the limit")
-    if (kind in (_BODY, _BODY_OPEN, _CREDIT) and meta_bytes) or (kind == _PARTIAL and body_bytes):
+    if (kind in (_BODY, _BODY_OPEN, _CREDIT, _WINDOW) and meta_bytes) or (kind in (_PARTIAL, _WINDOW) and body_bytes):
         raise FrameError("a frame has parts that its kind has not")
     if kind in (_BODY, _BODY_OPEN, _OPEN) and not body_bytes:
         raise FrameError("a frame of a body is empty")

@@ -18,7 +18,7 @@ import torch
 
 from gradtide.errors import CommunicationError, ConfigError
 
-__all__ = ["address_of", "create_memory", "gather_pages", "map_memory", "tensor_over"]
+__all__ = ["address_of", "create_memory", "gather_pages", "map_memory", "tensor_over", "view_of"]
 
 _HUGE_BYTES = 2 << 20
 _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
@@ -114,6 +114,12 @@ def tensor_over(mapping: mmap.mmap, dtype: torch.dtype, shape: tuple[int, ...], 
     if count == 0:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(mapping, dtype=dtype, count=count, offset=_begin(mapping) + offset_bytes).view(shape)
+
+
+def view_of(mapping: mmap.mmap, size_bytes: int) -> memoryview:
+    """The mapped bytes; keeps the mapping alive."""
+    begin = _begin(mapping)
+    return memoryview(mapping)[begin : begin + size_bytes]
 
 
 def address_of(mapping: mmap.mmap) -> int:

@@ -14,11 +14,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gradtide.errors import AuthenticationError, CommunicationError
 from gradtide.transport.authenticate import HANDSHAKE_S, Handshake, same_user, tune
 from gradtide.transport.connection import Connection
 from gradtide.transport.patience import look_again
+
+if TYPE_CHECKING:
+    from gradtide.transport.window import Window
 
 __all__ = ["Service"]
 
@@ -35,6 +39,32 @@ class _Newcomer:
     sock: socket.socket
     handshake: Handshake
     deadline_s: float
+    memory: int = -1  # a descriptor that came with it
+
+    def receive(self) -> bytes:
+        if self.sock.family != socket.AF_UNIX:
+            return self.sock.recv(4096)
+        data, descriptors, _, _ = socket.recv_fds(self.sock, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+        for descriptor in descriptors:
+            self._forget_memory()
+            self.memory = descriptor
+        return data
+
+    def take_window(self) -> "Window | None":
+        """The memory that came with the handshake."""
+        from gradtide.transport.window import open_window
+
+        descriptor, self.memory = self.memory, -1
+        return open_window(descriptor) if descriptor >= 0 else None
+
+    def _forget_memory(self) -> None:
+        if self.memory >= 0:
+            os.close(self.memory)
+            self.memory = -1
+
+    def close(self) -> None:
+        self.sock.close()
+        self._forget_memory()
 
 
 @dataclass(slots=True)
@@ -179,7 +209,7 @@ class Service:
     def _turn_away(self, number: int) -> None:
         newcomer = self._newcomers.pop(number)
         self._epoll.unregister(number)
-        newcomer.sock.close()
+        newcomer.close()
 
     def _expire(self, now_s: float) -> float:
         """Sends away who is late; how long until the next one is."""
@@ -196,7 +226,7 @@ class Service:
     def _shake_hands(self, number: int) -> None:
         newcomer = self._newcomers[number]
         try:
-            data = newcomer.sock.recv(4096)
+            data = newcomer.receive()
             answer = newcomer.handshake.feed(data) if data else b""
             if not data or (answer and newcomer.sock.send(answer) != len(answer)):
                 self._turn_away(number)
@@ -210,6 +240,9 @@ class Service:
         del self._newcomers[number]
         self._epoll.unregister(number)
         connection = Connection(newcomer.sock, "a client")
+        window = newcomer.take_window() if newcomer.memory >= 0 else None
+        if window is not None:
+            connection.use_window(window)
         lost = self._greet(connection)
         self.add(connection, lost)
         try:
@@ -221,7 +254,7 @@ class Service:
 
     def close(self) -> None:
         for newcomer in self._newcomers.values():
-            newcomer.sock.close()
+            newcomer.close()
         for link in list(self._links.values()):
             link.connection.close()
         self._newcomers.clear()
