@@ -4,7 +4,6 @@ import os
 import random
 import socket
 import time
-from statistics import median
 
 import pytest
 import torch
@@ -86,15 +85,6 @@ def test_three_hundred_clients_at_once(one):
             connection.close()
 
 
-def median_push_pull_s(store, count=100):
-    value, out, seconds = torch.ones(1024), torch.empty(1024), []
-    for _ in range(count):
-        started = time.perf_counter()
-        store.push_pull("w", value, out=out)
-        seconds.append(time.perf_counter() - started)
-    return sorted(seconds)[count // 2]
-
-
 def open_idle(path):
     idle = []
     for i in range(1000):
@@ -104,38 +94,6 @@ def open_idle(path):
             sock.sendall(b"grad")  # half a hello is as idle as none
         idle.append(sock)
     return idle
-
-
-@pytest.fixture
-def one_processor(one):
-    """Both ends on one processor: where the kernel places them would matter more than anything that is measured."""
-    before, chosen = os.sched_getaffinity(0), {min(os.sched_getaffinity(0))}
-    for pid in (0, one.processes[0].pid):
-        os.sched_setaffinity(pid, chosen)
-    yield
-    os.sched_setaffinity(0, before)
-
-
-@pytest.mark.slow  # it measures, and does not always come out alike
-def test_a_thousand_idle_sockets_slow_a_client_by_a_fifth_at_most(one, one_processor):
-    """With and without in turn, always as often, in changing order; the medians of all turns are compared."""
-    with gradtide.connect(one.address) as store:
-        store.init("w", torch.zeros(1024), update=gradtide.update("add"))
-        median_push_pull_s(store)
-        with_idle, without = [], []
-        for turn in range(15):
-            if turn % 2:
-                without.append(median_push_pull_s(store))
-            idle = open_idle(server_path(one))
-            store.keys()
-            median_push_pull_s(store, 20)  # the server has accepted them all by then
-            with_idle.append(median_push_pull_s(store))
-            for sock in idle:
-                sock.close()
-            median_push_pull_s(store, 20)
-            if not turn % 2:
-                without.append(median_push_pull_s(store))
-        assert median(with_idle) < 1.2 * median(without), (sorted(with_idle), sorted(without))
 
 
 def test_idle_sockets_are_dropped_at_the_handshake_deadline(one):
