@@ -1,11 +1,13 @@
 """Large bodies between a store's processes on one machine go through shared memory, and leave nothing behind."""
 
 import os
+from contextlib import ExitStack
 
 import torch
 
 import gradtide
 from gradtide.transport.authenticate import dial, parse_address
+from gradtide.transport.connection import MOST_WINDOWS
 from gradtide.transport.window import connect_sharing
 
 MB = 1 << 20
@@ -89,3 +91,14 @@ def test_connections_that_end_leave_no_descriptor_and_no_memory_behind(forks):
             now = held()
         assert now[0] <= before[0] + 2
         assert now[1] <= before[1] + 3
+
+
+def test_a_server_shares_memory_with_so_many_and_serves_the_others_through_their_sockets(forks):
+    with gradtide.local_servers(1, forks=forks) as servers, ExitStack() as open_now:
+        stores = [open_now.enter_context(gradtide.connect(servers.address)) for _ in range(MOST_WINDOWS + 3)]
+        stores[0].init("w", torch.zeros(100_000), update=gradtide.update("add"))
+        for store in stores:
+            store.push("w", torch.ones(100_000)).wait()
+        shares = [link.connection._shares for store in stores for link in store._engine.links.all()]
+        assert shares.count(True) == MOST_WINDOWS
+        assert torch.equal(stores[-1].pull("w"), torch.full((100_000,), MOST_WINDOWS + 3.0))

@@ -102,7 +102,8 @@ class Links:
     def _dial(self, entry: ServerEntry) -> None:
         try:
             peer = f"server {entry.name} at {entry.address}"
-            connection = connect_sharing(parse_address(entry.address), self._secret, "client", self._connect_s, peer)
+            address, enough = parse_address(entry.address), len(self._open)
+            connection = connect_sharing(address, self._secret, "client", self._connect_s, peer, enough)
         except CommunicationError:
             with self._lock:
                 self._dialling.discard(entry.name)

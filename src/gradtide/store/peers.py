@@ -112,7 +112,8 @@ class Peers:
     def _reach(self, name: str, link: _Link) -> None:
         try:
             peer = f"server {name} at {link.address}"
-            connection = connect_sharing(parse_address(link.address), self._secret, "server", _DIAL_S, peer)
+            address, enough = parse_address(link.address), len(self._links)
+            connection = connect_sharing(address, self._secret, "server", _DIAL_S, peer, enough)
         except CommunicationError:
             link.dialling = False
             return

@@ -32,12 +32,13 @@ from gradtide.transport.patience import give_way, look_again
 if TYPE_CHECKING:
     from gradtide.transport.window import Window
 
-__all__ = ["UNLIMITED", "Connection"]
+__all__ = ["MOST_WINDOWS", "UNLIMITED", "Connection"]
 
 UNLIMITED = 1 << 62  # credit for a peer that only gets what it asked for
 _NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+MOST_WINDOWS = 32  # of one process, a gigabyte if all are used to the full; others' bodies go through their sockets
 _MOST_BUFFERS = 256  # of one sendmsg
-SHARED_BYTES = 64 << 10  # from here on bodies go through shared memory, where there is any
+_SHARED_BYTES = 64 << 10  # from here on bodies go through shared memory, where there is any
 
 
 class Connection:
@@ -82,6 +83,10 @@ class Connection:
 
     def _opened(self) -> None:
         self._shares = self._window is not None
+
+    @property
+    def has_window(self) -> bool:
+        return self._window is not None
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -147,7 +152,7 @@ class Connection:
             self._queue(body_bytes, [bytes(head), *body])
             return self.flush() and not self._frames
         self.credit_bytes -= body_bytes
-        if self._shares and body_bytes >= SHARED_BYTES:
+        if self._shares and body_bytes >= _SHARED_BYTES:
             head, *body = self._share(body_bytes, [head, *body])  # type: ignore[assignment]
             body_bytes = body_bytes if body else 0
         try:
@@ -176,7 +181,7 @@ class Connection:
 
     def _put_on_wire(self, body_bytes: int, buffers: list[Buffer]) -> None:
         self.credit_bytes -= body_bytes
-        if self._shares and body_bytes >= SHARED_BYTES:
+        if self._shares and body_bytes >= _SHARED_BYTES:
             before = len(buffers[0]) + body_bytes
             buffers = self._share(body_bytes, buffers)
             self._queued_bytes += sum(map(len, buffers)) - before
@@ -266,7 +271,7 @@ class Connection:
         self._sock.close()
         self._frames.clear()
         self._wire.clear()
-        self._window, self._shares = None, False  # frees its memory
+        self._shares, self._window = False, None  # frees its memory
         if self._reader is not None:
             self._reader.forget_window()
 

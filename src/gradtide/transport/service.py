@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from gradtide.errors import AuthenticationError, CommunicationError
 from gradtide.transport.authenticate import HANDSHAKE_S, Handshake, same_user, tune
-from gradtide.transport.connection import Connection
+from gradtide.transport.connection import MOST_WINDOWS, Connection
 from gradtide.transport.patience import look_again
 
 if TYPE_CHECKING:
@@ -46,25 +46,25 @@ class _Newcomer:
             return self.sock.recv(4096)
         data, descriptors, _, _ = socket.recv_fds(self.sock, 4096, 1, socket.MSG_CMSG_CLOEXEC)
         for descriptor in descriptors:
-            self._forget_memory()
+            self.forget_memory()
             self.memory = descriptor
         return data
 
-    def take_window(self) -> "Window | None":
+    def open_window(self) -> "Window | None":
         """The memory that came with the handshake."""
-        from gradtide.transport.window import open_window
+        from gradtide.transport.window import open_window  # which needs torch; a coordinator has none
 
         descriptor, self.memory = self.memory, -1
-        return open_window(descriptor) if descriptor >= 0 else None
+        return open_window(descriptor)
 
-    def _forget_memory(self) -> None:
+    def forget_memory(self) -> None:
         if self.memory >= 0:
             os.close(self.memory)
             self.memory = -1
 
     def close(self) -> None:
         self.sock.close()
-        self._forget_memory()
+        self.forget_memory()
 
 
 @dataclass(slots=True)
@@ -240,9 +240,11 @@ class Service:
         del self._newcomers[number]
         self._epoll.unregister(number)
         connection = Connection(newcomer.sock, "a client")
-        window = newcomer.take_window() if newcomer.memory >= 0 else None
-        if window is not None:
-            connection.use_window(window)
+        if newcomer.memory >= 0 and sum(link.connection.has_window for link in self._links.values()) < MOST_WINDOWS:
+            window = newcomer.open_window()
+            if window is not None:
+                connection.use_window(window)
+        newcomer.forget_memory()
         lost = self._greet(connection)
         self.add(connection, lost)
         try:

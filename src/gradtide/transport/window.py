@@ -13,7 +13,7 @@ from struct import Struct
 
 from gradtide.errors import CommunicationError, ConfigError, FrameError
 from gradtide.transport.authenticate import Address, dial
-from gradtide.transport.connection import Connection
+from gradtide.transport.connection import MOST_WINDOWS, Connection
 from gradtide.transport.memory import create_memory, map_memory, view_of
 
 __all__ = ["PLACE", "WINDOW_BYTES", "Window", "connect_sharing", "make_window", "open_window"]
@@ -71,9 +71,11 @@ class Window:
         _COUNTER.pack_into(self._read_of_theirs, 0, self._taken)
 
 
-def connect_sharing(address: Address, secret: bytes, role: str, timeout_s: float, peer: str) -> Connection:
-    """Dials; where that is on this machine, with memory for large bodies."""
-    made = make_window() if address.path else None
+def connect_sharing(
+    address: Address, secret: bytes, role: str, timeout_s: float, peer: str, open_now: int = 0
+) -> Connection:
+    """Dials; where that is on this machine, with memory for large bodies, unless so many are open that it's enough."""
+    made = make_window() if address.path and open_now < MOST_WINDOWS else None
     try:
         sock = dial(address, secret, role, timeout_s, made[0] if made is not None else -1)
     finally:
