@@ -6,8 +6,9 @@ from contextlib import ExitStack
 import torch
 
 import gradtide
+from gradtide.store.messages import Part, Piece, Push, Pushed, Refused, decode, encode, layout_name
 from gradtide.transport.authenticate import dial, parse_address
-from gradtide.transport.connection import MOST_WINDOWS
+from gradtide.transport.connection import MOST_WINDOWS, Connection
 from gradtide.transport.window import connect_sharing
 
 MB = 1 << 20
@@ -102,3 +103,39 @@ def test_a_server_shares_memory_with_so_many_and_serves_the_others_through_their
         shares = [link.connection._shares for store in stores for link in store._engine.links.all()]
         assert shares.count(True) == MOST_WINDOWS
         assert torch.equal(stores[-1].pull("w"), torch.full((100_000,), MOST_WINDOWS + 3.0))
+
+
+def test_refused_pushes_cost_no_credit(forks):
+    """Three times what a client may have on its way, all refused; then one that is not."""
+    with gradtide.local_servers(1, forks=forks) as servers, gradtide.connect(servers.address) as store:
+        store.init("w", torch.zeros(MB), update=gradtide.update("add"))
+        layout, table = store._session.layout(("w",)), store._session.table
+        parts = (Part(layout.parts[0].shard, (Piece("w", 0, 0, MB, 4 * MB),)),)
+        for sharing in (False, True):
+            address = parse_address(table.servers[0].address)
+            if sharing:
+                connection = connect_sharing(address, b"", "client", 5.0, "server")
+            else:
+                connection = Connection(dial(address, b"", "client"), "server", credit_bytes=0)
+            answers = []
+            connection.on_messages(lambda data, into=answers: into.append(decode(data)), lambda: None)
+            body = memoryview(torch.ones(MB).numpy()).cast("B")
+            for sequence in range(1, 50):
+                wrong = table.epoch + 1 if sequence < 49 else table.epoch
+                push = Push(wrong, f"raw {sharing}", 1, sequence, layout_name(parts), parts)
+                connection.send(encode(push), [body], 4 * MB)
+                while len(answers) < sequence:
+                    connection.wait(10, f"push {sequence}")
+                    connection.flush()
+                    connection.receive()
+            connection.close()
+            assert [type(answer) for answer in answers] == [Refused] * 48 + [Pushed]
+
+
+def test_who_hangs_up_right_after_its_proof_harms_nobody(forks):
+    with gradtide.local_servers(1, forks=forks) as servers, gradtide.connect(servers.address) as store:
+        (server,) = [process for process in servers.processes if process.name.startswith("server")]
+        for _ in range(200):
+            dial(parse_address(f"unix:{servers.folder}/server-0"), b"", "client").close()
+        store.init("w", torch.zeros(4), update=gradtide.update("add"))
+        assert [process.pid for process in servers.processes if process.name == server.name] == [server.pid]

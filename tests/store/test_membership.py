@@ -250,6 +250,26 @@ def test_who_was_given_up_while_its_primary_was_overdue_leads_when_the_primary_h
     assert not any(membership.table.lost)
 
 
+def test_nobody_is_let_go_for_a_server_that_has_died_while_its_primary_was_overdue() -> None:
+    membership = Membership(lease_s=2.0)
+    for i in range(2):
+        membership.hear(server(i), 0.0)
+    membership.hear(Leave("s0", 1), 0.0)
+    table = membership.table
+    assert table is not None
+    moving = tuple(shard for shard, owner in enumerate(table.owners) if owner == 0)
+    assert all(table.joining[shard] == (1,) for shard in moving)
+    for s in range(1, 14):
+        membership.tick(s / 10)
+        membership.hear(Beat("s1", 1, 1, table.epoch), s / 10)
+    membership.lost("s1", 1)
+    membership.hear(CaughtUp("s0", 1, table.epoch, "s1", moving), 1.3)
+    membership.hear(Beat("s0", 1, 1, membership.table.epoch), 1.3)
+    assert [entry.name for entry in membership.table.servers] == ["s0", "s1"]
+    assert all(membership.table.owners[shard] == 0 for shard in moving)
+    assert not membership.peers["s0"].dismissed
+
+
 def test_only_the_primary_of_this_epoch_says_who_has_caught_up() -> None:
     membership = replicated(2)
     membership.lost("s1", 1)

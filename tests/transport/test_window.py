@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradtide.errors import FrameError
+from gradtide.errors import ConfigError, FrameError
+from gradtide.transport import window
 from gradtide.transport.connection import Connection
 from gradtide.transport.frames import PLACE_BYTES
 from gradtide.transport.window import PLACE, Window, make_window, open_window
@@ -156,3 +157,36 @@ def test_a_frame_with_a_wrong_place_is_refused(place: bytes):
         here.send(BODIES[0])
         with pytest.raises(FrameError, match="outside"):
             there.connection.receive()
+
+
+def test_what_waited_for_credit_and_was_copied_meanwhile_goes_through_the_memory_too():
+    here, there = socket.socketpair()
+    first, second = both_ends()
+    sender, receiver = End(here, first), End(there, opened=second)
+    try:
+        sender.connection.receive()
+        sender.connection.credit_bytes = 0
+        body = bytearray(BODIES[0])
+        sender.connection.send(str(len(body)).encode(), [memoryview(body)], len(body))
+        sender.connection.keep_copies()
+        body[:] = bytes(len(body))
+        receiver.connection.give_credit(16 * MB)
+        receiver.connection.flush()
+        sender.connection.receive()
+        assert sender.connection.queued_bytes == 0
+        receiver.connection.receive()
+        assert [body for _, body in receiver.came] == [BODIES[0]]
+    finally:
+        sender.connection.close()
+        receiver.connection.close()
+
+
+def test_memory_that_can_not_be_mapped_leaves_no_descriptor(monkeypatch):
+    def fails(descriptor: int, size_bytes: int) -> None:
+        os.close(descriptor)
+        raise ConfigError("no room")
+
+    monkeypatch.setattr(window, "map_memory", fails)
+    before = len(os.listdir("/proc/self/fd"))
+    assert make_window() is None
+    assert len(os.listdir("/proc/self/fd")) == before

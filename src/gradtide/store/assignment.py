@@ -159,8 +159,8 @@ class _Draft:
         standing = self.standing
         owner, backups, gone = _follow(owner, backups, standing, self.owners)
         if owner in standing.alive:
-            backups = _still(backups + came, owner, standing)
-        usable = _still(tuple(i for i in joining if i not in standing.leaving), owner, standing)
+            backups = _still(backups, owner, standing) + _reached(came, owner, standing)
+        usable = _reached(tuple(i for i in joining if i not in standing.leaving), owner, standing)
         return owner, backups, tuple(i for i in usable if i not in backups and i != owner), gone
 
     def count(self) -> None:
@@ -176,7 +176,7 @@ class _Draft:
         if len(self.backups[shard]) <= self.replicas and not self.standing.leaving:
             return
         in_sync = (self.owners[shard], *self.backups[shard])
-        if in_sync[0] not in self.standing.alive:
+        if in_sync[0] not in self.standing.alive - self.standing.silent:
             return
         staying = tuple(i for i in in_sync if i not in self.standing.leaving)
         others = len(self.hosts) - len(self.standing.leaving)  # the dead are expected back
@@ -229,7 +229,8 @@ def balance(table: Table, standing: Standing) -> Assignment | None:
     """
     whole = all(len(backups) == table.replicas for backups in set(table.backups))
     holders = set(table.owners).union(*set(table.backups))
-    if not (table.replicas and whole and holders <= standing.staying) or standing.replaced or standing.leaving:
+    heard = standing.staying - standing.silent
+    if not (table.replicas and whole and holders <= heard) or standing.replaced or standing.leaving:
         return None
     load = {i: table.owners.count(i) for i in standing.staying}
     if max(load.values()) - min(load.values()) <= len(table.owners) // 16:
@@ -269,5 +270,12 @@ def _still(backups: tuple[int, ...], owner: int, standing: Standing) -> tuple[in
     A primary that is overdue may be dead itself. Then nobody is struck off for being silent too: he may be the one who
     still has everything, and while the primary is away nothing waits for him.
     """
-    near = (i for i in backups if i not in standing.replaced and (owner, i) not in standing.lagging)
-    return tuple(i for i in near if i in standing.alive or owner in standing.silent)
+    if owner not in standing.silent:
+        return _reached(backups, owner, standing)
+    return tuple(i for i in backups if i not in standing.replaced and (owner, i) not in standing.lagging)
+
+
+def _reached(others: tuple[int, ...], owner: int, standing: Standing) -> tuple[int, ...]:
+    """Of those whom a primary sends to, who lives and can be reached."""
+    near = (i for i in others if i not in standing.replaced and (owner, i) not in standing.lagging)
+    return tuple(i for i in near if i in standing.alive)

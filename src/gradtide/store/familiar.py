@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import Struct
 
+import msgspec
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -95,8 +96,12 @@ class Acquaintance:
         at = bytes(data).find(_NUMBER.pack(_UINT64, message.sequence)) + 1
         if not at or not message.pull or message.after:
             return
-        before, after, other = bytes(data[:at]), bytes(data[at + 8 :]), message.sequence + 1
-        if decode(before + _NUMBER.pack(_UINT64, other)[1:] + after) != replace(message, sequence=other):
+        before, after, other = bytes(data[:at]), bytes(data[at + 8 :]), message.sequence ^ 1
+        try:
+            same = decode(before + _NUMBER.pack(_UINT64, other)[1:] + after) == replace(message, sequence=other)
+        except (msgspec.DecodeError, ValueError):
+            same = False
+        if not same:
             return
         if at != self.at or len(self.known) >= _MOST_KNOWN:
             self.at, self.known = at, {}

@@ -410,7 +410,7 @@ class Membership:
             return []
         self.settled = (table.epoch, now_s)
         known = self._standing(table.servers)
-        standing = Standing(known.alive, known.replaced, leaving=frozenset(table.leaving))
+        standing = Standing(known.alive, known.replaced, leaving=frozenset(table.leaving), silent=known.silent)
         new = balance(table, standing) or spread(table, standing)
         return self._replace_table(table.servers, new, standing.leaving) if new is not None else self._update_table()
 

@@ -158,7 +158,7 @@ class Server:
         client = Client(connection)
         connection.on_messages(
             partial(self._begin, client), partial(self._filled, client), at_once=partial(self._at_once, client),
-            in_place=partial(use_in_place, client),
+            in_place=partial(use_in_place, client), skipped=partial(self._skipped, client),
         )  # fmt: skip
         connection.give_credit(WINDOW_BYTES)
         connection.flush()
@@ -232,6 +232,11 @@ class Server:
                 self._plans.clear()
             self._plans[message.layout] = plan
         return plan
+
+    def _skipped(self, client: Client, size_bytes: int) -> None:
+        """The values of a request that was refused have passed."""
+        client.handed_over += size_bytes
+        self._give_back_enough(client)
 
     def _filled(self, client: Client) -> memoryview | None:
         return self._next(client) if client.arriving is None else self._next_from_server(client, client.arriving)

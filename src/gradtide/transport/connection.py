@@ -38,7 +38,7 @@ UNLIMITED = 1 << 62  # credit for a peer that only gets what it asked for
 _NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 MOST_WINDOWS = 32  # of one process, a gigabyte if all are used to the full; others' bodies go through their sockets
 _MOST_BUFFERS = 256  # of one sendmsg
-_SHARED_BYTES = 64 << 10  # from here on bodies go through shared memory, where there is any
+_SHARED_BYTES = (64 << 10) + 1  # from here on bodies go through shared memory, where there is any
 
 
 class Connection:
@@ -70,11 +70,14 @@ class Connection:
         guard: AbstractContextManager[object] | None = None,
         at_once: AtOnce | None = None,
         in_place: Callable[[memoryview], bool] | None = None,
+        skipped: Callable[[int], None] = lambda size: None,
     ) -> None:
         """Says who gets what arrives: see FrameReader. `guard` is the lock that others send under, if one thread sends
         while another receives."""
         self._guard = guard or nullcontext()
-        self._reader = FrameReader(begin, filled, self._more_credit, at_once, self._window, self._opened, in_place)
+        self._reader = FrameReader(
+            begin, filled, self._more_credit, at_once, self._window, self._opened, in_place, skipped
+        )
 
     def use_window(self, window: "Window") -> None:
         """Before `on_messages`: the other side has handed over memory; says that it is open."""
@@ -193,7 +196,7 @@ class Connection:
         head = buffers[0]
         if len(head) > FRAME_META_BYTES - PLACE_BYTES:
             return buffers
-        place = self._window.put(buffers[1:], body_bytes)  # type: ignore[arg-type]
+        place = self._window.put(buffers[1:], body_bytes)
         return [shared(head, place, body_bytes)] if place is not None else buffers
 
     def flush(self) -> bool:

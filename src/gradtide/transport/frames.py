@@ -136,7 +136,8 @@ class FrameReader:
     """Turns what a socket receives into messages and filled memory.
 
     `begin(message)` is called with each message; it returns the memory that the body goes to first, or None when it
-    wants none; what comes then is an error unless it called `skip_body`. `filled()` is called when that memory is full;
+    wants none; what comes then is an error unless it called `skip_body`, after which `skipped(bytes)` says how much it
+    was. `filled()` is called when that memory is full;
     it returns the next, or None when the body is complete. `credit(bytes)` is called when the other side has room.
     `window` is the memory that bodies may lie in, and `opened()` is called when the other side has it, too; then
     `in_place(bytes)` is asked instead of filling memory: True when they will be read where they lie, in `filled`.
@@ -153,6 +154,7 @@ class FrameReader:
         window: "Window | None" = None,
         opened: Callable[[], None] = lambda: None,
         in_place: Callable[[memoryview], bool] | None = None,
+        skipped: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._begin, self._filled, self._credit, self._at_once = begin, filled, credit, at_once
         self._window, self._opened, self._in_place = window, opened, in_place
@@ -163,6 +165,7 @@ class FrameReader:
         self._body_left = 0  # bytes of the current frame that are still to come
         self._open = False  # whether another frame of this body follows
         self._skipping = False
+        self._skipped, self._skipped_bytes = skipped, 0
         self.body_bytes = 0  # all that came so far, in bodies
 
     @property
@@ -241,6 +244,8 @@ class FrameReader:
             target[:] = self._stage[start : start + count]
         elif not self._skipping:
             raise FrameError("a frame has more bytes than its message announced")
+        else:
+            self._skipped_bytes += count
         self._start = start + count
         self._body_left -= count
         self.body_bytes += count
@@ -250,10 +255,13 @@ class FrameReader:
             self._end_frame()
 
     def _end_frame(self) -> None:
-        if not self._open:
-            self._skipping = False
-            if self._target is not None:
-                raise FrameError("a frame has fewer bytes than its message announced")
+        if self._open:
+            return
+        if self._target is not None:
+            raise FrameError("a frame has fewer bytes than its message announced")
+        if self._skipping:
+            size, self._skipping, self._skipped_bytes = self._skipped_bytes, False, 0
+            self._skipped(size)
 
     def _frame(self) -> bool:
         """Reads one header and, where one follows, the message; False when they are not complete yet."""
@@ -303,6 +311,7 @@ class FrameReader:
             if target is None:
                 if not self._skipping:
                     raise FrameError("a frame has more bytes than its message announced")
+                self._skipped_bytes += body.nbytes
                 break
             count = min(target.nbytes, body.nbytes)
             if count < target.nbytes or self._in_place is None or not self._in_place(body[:count]):

@@ -31,7 +31,7 @@ _OUT = select.EPOLLOUT
 _MOST_WAITING = 4096  # sockets that have not proven themselves
 _MOST_QUEUED_BYTES = 64 << 20  # for one peer, beyond which it is not read from
 _ACCEPT_AGAIN_S = 0.05
-_MOST_TURNS = 64  # before the owner is asked whether it has anything else to do; some 4 ms
+_MOST_AT_ONCE = 64  # messages, before the owner is asked whether it has anything else to do; some 4 ms
 
 
 @dataclass(slots=True)
@@ -139,10 +139,11 @@ class Service:
         poll = self._epoll.poll
         ready = look_again(poll) if self._lively else None
         self._deal_with(ready or poll(timeout_s))
-        for _ in range(_MOST_TURNS):
-            if not self._again:
-                break
-            self._deal_with(look_again(poll))
+        left = _MOST_AT_ONCE
+        while self._again and left > 0:
+            ready = look_again(poll)
+            left -= len(ready)
+            self._deal_with(ready)
 
     def _deal_with(self, ready: list[tuple[int, int]]) -> None:
         links, self._lively, self.settled = self._links, False, 0
@@ -245,7 +246,11 @@ class Service:
             if window is not None:
                 connection.use_window(window)
         newcomer.forget_memory()
-        lost = self._greet(connection)
+        try:
+            lost = self._greet(connection)
+        except CommunicationError:  # it has gone again
+            connection.close()
+            return
         self.add(connection, lost)
         try:
             if newcomer.handshake.rest:

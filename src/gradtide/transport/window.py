@@ -14,6 +14,7 @@ from struct import Struct
 from gradtide.errors import CommunicationError, ConfigError, FrameError
 from gradtide.transport.authenticate import Address, dial
 from gradtide.transport.connection import MOST_WINDOWS, Connection
+from gradtide.transport.frames import Buffer
 from gradtide.transport.memory import create_memory, map_memory, view_of
 
 __all__ = ["PLACE", "WINDOW_BYTES", "Window", "connect_sharing", "make_window", "open_window"]
@@ -42,7 +43,7 @@ class Window:
         self._free_from = 0  # of mine: everything before that has been read
         self._taken = 0  # of theirs
 
-    def put(self, body: Sequence[memoryview], size: int) -> bytes | None:
+    def put(self, body: Sequence[Buffer], size: int) -> bytes | None:
         """Copies a body into my ring: its place, or None where there is no room."""
         (read,) = _COUNTER.unpack(self._read_of_mine)
         begin, front = -(-self._written // _ALIGNED) * _ALIGNED, -(-self._written // _RING_BYTES) * _RING_BYTES
@@ -54,8 +55,8 @@ class Window:
             return None
         at = offset = begin % _RING_BYTES
         for view in body:
-            self._mine[at : at + view.nbytes] = view
-            at += view.nbytes
+            self._mine[at : at + len(view)] = view
+            at += len(view)
         self._written = begin + size
         return _pack_place(offset, self._written)
 
@@ -88,8 +89,12 @@ def make_window() -> tuple[int, Window] | None:
     """A descriptor to hand to the other end, and this end's view; None where there is no such memory."""
     try:
         descriptor = create_memory("window", WINDOW_BYTES)
+    except ConfigError:
+        return None
+    try:
         mapping = map_memory(os.dup(descriptor), WINDOW_BYTES)
     except (OSError, ConfigError):
+        os.close(descriptor)
         return None
     return descriptor, Window(view_of(mapping, WINDOW_BYTES), first=True)
 
