@@ -32,8 +32,8 @@ from gradtide.store.updates import TorchArithmetic
 from gradtide.store.uplink import Uplink
 from gradtide.transport.authenticate import HANDSHAKE_S, dial, parse_address
 from gradtide.transport.connection import Connection
-from gradtide.transport.frames import HEADER, Kind, cut, shared, whole
-from gradtide.transport.window import PLACE, make_window, open_window
+from gradtide.transport.frames import HEADER, PLACE, Kind, cut, shared, whole
+from gradtide.transport.window import make_window, open_window
 
 PARTS = (Part(5, (Piece("w", 0, 0, 4, 16),)),)
 

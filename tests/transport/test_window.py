@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gradtide.errors import ConfigError, FrameError
 from gradtide.transport import window
 from gradtide.transport.connection import Connection
-from gradtide.transport.frames import PLACE_BYTES
-from gradtide.transport.window import PLACE, Window, make_window, open_window
+from gradtide.transport.frames import PLACE
+from gradtide.transport.window import Window, make_window, open_window
 
 MB = 1 << 20
 
@@ -149,7 +149,7 @@ def test_a_body_in_memory_that_is_not_there_is_refused():
             there.connection.receive()
 
 
-@pytest.mark.parametrize("place", [PLACE.pack(1 << 40, 5), PLACE.pack(16 << 20, 5), b"\xff" * PLACE_BYTES])
+@pytest.mark.parametrize("place", [PLACE.pack(1 << 40, 5), PLACE.pack(16 << 20, 5), b"\xff" * PLACE.size])
 def test_a_frame_with_a_wrong_place_is_refused(place: bytes):
     with pair(shared=True) as (here, there):
         here.connection.receive()

@@ -16,7 +16,7 @@ from gradtide.errors import Closed, PeerLost, PeerTimeout
 from gradtide.transport.frames import (
     FRAME_BODY_BYTES,
     FRAME_META_BYTES,
-    PLACE_BYTES,
+    PLACE,
     AtOnce,
     Buffer,
     FrameReader,
@@ -112,10 +112,6 @@ class Connection:
     def in_message(self) -> bool:
         return self._reader is not None and self._reader.in_message
 
-    @property
-    def received_body_bytes(self) -> int:
-        return self._reader.body_bytes if self._reader is not None else 0
-
     def skip_body(self) -> None:
         """For `begin` of on_messages: let the body of this message pass."""
         assert self._reader is not None
@@ -194,7 +190,7 @@ class Connection:
         """A frame with its body in the window, if there is room; else as it is."""
         assert self._window is not None
         head = buffers[0]
-        if len(head) > FRAME_META_BYTES - PLACE_BYTES:
+        if len(head) > FRAME_META_BYTES - PLACE.size:
             return buffers
         place = self._window.put(buffers[1:], body_bytes)
         return [shared(head, place, body_bytes)] if place is not None else buffers

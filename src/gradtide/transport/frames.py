@@ -31,7 +31,7 @@ __all__ = [
     "FRAME_BODY_BYTES",
     "FRAME_META_BYTES",
     "HEADER",
-    "PLACE_BYTES",
+    "PLACE",
     "AtOnce",
     "Buffer",
     "FrameReader",
@@ -72,7 +72,10 @@ _WITH_BODY = (_MESSAGE, _OPEN, _BODY, _BODY_OPEN)
 _SHARED = 0x10
 _KINDS = 0x0F
 _SHARED_BASE = _MESSAGE & ~_KINDS | _SHARED
-PLACE_BYTES = 16
+PLACE = Struct(
+    "<QQ"
+)  # where a body begins in its ring, and how much has been written there with it since the beginning
+_PLACE_BYTES = PLACE.size
 _HEADER_BYTES = HEADER.size
 _STAGE_BYTES = 128 << 10
 _DIRECT_BYTES = 32 << 10  # from here on, a system call more is cheaper than a copy
@@ -166,7 +169,6 @@ class FrameReader:
         self._open = False  # whether another frame of this body follows
         self._skipping = False
         self._skipped, self._skipped_bytes = skipped, 0
-        self.body_bytes = 0  # all that came so far, in bodies
 
     @property
     def in_message(self) -> bool:
@@ -196,7 +198,6 @@ class FrameReader:
                 if in_one and not (self._open or self._partial):
                     stage = self._stage
                     if self._at_once(stage[_HEADER_BYTES:body], stage[body:count]):
-                        self.body_bytes += body_bytes
                         return count
         self._end = end + count
         if count:
@@ -212,7 +213,6 @@ class FrameReader:
     def _receive_directly(self, sock: socket.socket, target: memoryview, flags: int) -> int:
         count = sock.recv_into(target, min(self._body_left, target.nbytes), flags)
         self._body_left -= count
-        self.body_bytes += count
         self._target = target[count:] if count < target.nbytes else self._filled()
         if not self._body_left:
             self._end_frame()
@@ -248,7 +248,6 @@ class FrameReader:
             self._skipped_bytes += count
         self._start = start + count
         self._body_left -= count
-        self.body_bytes += count
         if full:
             self._target = self._filled()
         if not self._body_left:
@@ -291,21 +290,20 @@ class FrameReader:
     def _shared_frame(self, kind: int, meta_bytes: int, body_bytes: int) -> bool:
         """The same for a frame whose body lies in shared memory."""
         window = self._window
-        if window is None or meta_bytes < PLACE_BYTES or kind not in _WITH_BODY:
+        if window is None or meta_bytes < _PLACE_BYTES or kind not in _WITH_BODY:
             raise FrameError("a body is said to lie in memory that is not there")
-        _check(kind, meta_bytes - PLACE_BYTES, body_bytes)
+        _check(kind, meta_bytes - _PLACE_BYTES, body_bytes)
         start = self._start + HEADER.size
         if self._end - start < meta_bytes:
             return False
         self._start = start + meta_bytes
-        message = self._stage[start + PLACE_BYTES : self._start]
-        body = window.take(self._stage[start : start + PLACE_BYTES], body_bytes)
+        message = self._stage[start + _PLACE_BYTES : self._start]
+        body = window.take(self._stage[start : start + _PLACE_BYTES], body_bytes)
         if kind <= _OPEN and not self._open:
             self._open = kind == _OPEN
             self._target = self._begin(self._joined(message) if self._partial else message)
         else:
             self._other_frame(kind, message, 0)
-        self.body_bytes += body_bytes
         while body:
             target = self._target
             if target is None:

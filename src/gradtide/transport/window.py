@@ -14,17 +14,14 @@ from struct import Struct
 from gradtide.errors import CommunicationError, ConfigError, FrameError
 from gradtide.transport.authenticate import Address, dial
 from gradtide.transport.connection import MOST_WINDOWS, Connection
-from gradtide.transport.frames import Buffer
+from gradtide.transport.frames import PLACE, Buffer
 from gradtide.transport.memory import create_memory, map_memory, view_of
 
-__all__ = ["PLACE", "WINDOW_BYTES", "Window", "connect_sharing", "make_window", "open_window"]
+__all__ = ["Window", "connect_sharing", "make_window", "open_window"]
 
-PLACE = Struct(
-    "<QQ"
-)  # where a body begins in the ring, and how far the ring is used with it, counted from the beginning
 _RING_BYTES = 16 << 20  # four frames
 _COUNTERS_BYTES = 4096  # how far each ring has been read, in cache lines of their own
-WINDOW_BYTES = _COUNTERS_BYTES + 2 * _RING_BYTES
+_SIZE_BYTES = _COUNTERS_BYTES + 2 * _RING_BYTES
 _ALIGNED = 64  # so that numbers in it can be used where they lie
 _COUNTER = Struct("<Q")
 _pack_place = PLACE.pack
@@ -88,20 +85,20 @@ def connect_sharing(
 def make_window() -> tuple[int, Window] | None:
     """A descriptor to hand to the other end, and this end's view; None where there is no such memory."""
     try:
-        descriptor = create_memory("window", WINDOW_BYTES)
+        descriptor = create_memory("window", _SIZE_BYTES)
     except ConfigError:
         return None
     try:
-        mapping = map_memory(os.dup(descriptor), WINDOW_BYTES)
+        mapping = map_memory(os.dup(descriptor), _SIZE_BYTES)
     except (OSError, ConfigError):
         os.close(descriptor)
         return None
-    return descriptor, Window(view_of(mapping, WINDOW_BYTES), first=True)
+    return descriptor, Window(view_of(mapping, _SIZE_BYTES), first=True)
 
 
 def open_window(descriptor: int) -> Window | None:
     """The other end's view of what was handed over; takes the descriptor."""
     try:
-        return Window(view_of(map_memory(descriptor, WINDOW_BYTES), WINDOW_BYTES), first=False)
+        return Window(view_of(map_memory(descriptor, _SIZE_BYTES), _SIZE_BYTES), first=False)
     except (ConfigError, CommunicationError):
         return None
