@@ -54,8 +54,10 @@ class Result:
 
 def bench_store(case: Case, rounds: int, steps: int, tell: Callable[[str], None]) -> list[Result]:
     """Every contender that is installed, in turn, `rounds` times."""
-    if case.size_bytes < 4 or case.workers < 1 or case.servers < 1 or rounds < 1 or steps < 1 or case.idle < 0:
+    if case.size_bytes < 4 or case.workers < 1 or case.servers < 1 or rounds < 1 or steps < 1:
         raise ConfigError("sizes, workers, servers, rounds and steps must all be positive, and a size at least 4 bytes")
+    if case.idle < 0:
+        raise ConfigError(f"there can't be {case.idle} idle sockets; ask for 0 or more, as in --idle 1000")
     if case.placement not in ("any", "apart", "together"):
         raise ConfigError(f"unknown placement {case.placement!r}; choose any, apart or together")
     with ExitStack() as stack:
