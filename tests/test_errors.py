@@ -1,6 +1,10 @@
 import inspect
 
+import pytest
+
 from gradtide import errors
+
+pytestmark = pytest.mark.quick
 
 
 def test_the_tree_at_the_top_of_errors_names_every_error_under_its_parent():

@@ -4,7 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 import gradtide
+
+pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src" / "gradtide").rglob("*.py"))
@@ -17,10 +22,76 @@ def loaded_after(statement):
 
 def test_every_export_is_there_and_listed_once():
     assert sorted(gradtide.__all__) == gradtide.__all__
-    assert set(gradtide.__all__) == {*gradtide._EXPORTS, "__version__"}
+    assert set(gradtide.__all__) == {*gradtide._EXPORTS, "errors", "__version__"}
     for name in gradtide.__all__:
         assert getattr(gradtide, name) is not None
         assert name in dir(gradtide)
+
+
+def test_every_room_is_found_by_its_name_and_no_submodule_replaces_a_public_name():
+    """Nor may a module be called as a public name of its package is: the import of either would bring the other."""
+    source = ROOT / "src" / "gradtide"
+    rooms = {p.stem for p in source.glob("[a-z]*.py")} | {p.parent.name for p in source.glob("*/__init__.py")}
+    assert {"collective", "errors", "store"} <= rooms
+    assert rooms <= set(dir(gradtide))
+    code = (
+        f"ROOMS = {sorted(rooms)}\n"
+        + """
+import importlib, pkgutil, types
+import gradtide
+
+for room in ROOMS:
+    assert getattr(gradtide, room).__name__ == "gradtide." + room
+assert gradtide.collective.Group is gradtide.Group
+assert issubclass(gradtide.errors.PeerLost, gradtide.errors.GradtideError)
+assert gradtide.Timeouts(step_s=1).step_s == 1
+
+def public(package):
+    return {name: getattr(package, name) for name in getattr(package, "__all__", ())}
+
+packages, count = {"gradtide": public(gradtide)}, 0
+for found in pkgutil.walk_packages(gradtide.__path__, "gradtide."):
+    try:
+        module = importlib.import_module(found.name)
+    except ModuleNotFoundError as error:  # what a rival is measured with need not be installed
+        assert ".bench." in found.name and not error.name.startswith("gradtide"), error
+        continue
+    count += 1
+    if found.ispkg:
+        packages[found.name] = public(module)
+assert count > 200
+for name, before in packages.items():
+    package = importlib.import_module(name)
+    modules = {found.name for found in pkgutil.iter_modules(package.__path__)}
+    for public_name, value in before.items():
+        assert getattr(package, public_name) is value, (name, public_name)
+        if (name, public_name) != ("gradtide", "errors"):
+            assert public_name not in modules, (name, public_name)
+            assert not isinstance(value, types.ModuleType), (name, public_name)
+"""
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_not_there_is_an_attribute_error():
+    for name in ("nothing", "_nothing", "__path_hooks__"):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'"):
+            getattr(gradtide, name)
+
+
+def test_an_old_name_works_for_one_release_and_names_the_new_ones():
+    tensors = [torch.ones(2), torch.ones(2)]
+    for all_reduce in (gradtide.all_reduce, gradtide.collective.all_reduce):
+        with pytest.warns(DeprecationWarning, match=r"gradtide\.sum_over_devices.*Group\.all_reduce") as warned:
+            assert all_reduce(tensors) > 0
+        assert warned[0].filename == __file__
+    assert torch.equal(tensors[1], torch.full((2,), 4.0))
+    assert not {"all_reduce"} & {*gradtide.__all__, *dir(gradtide), *gradtide.collective.__all__}
+
+
+def test_no_page_and_no_message_spells_consistency_in_another_way():
+    for path in (*SOURCES, ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        assert not re.search(r"bounded\((\d+|k)\)", path.read_text()), path
 
 
 def test_importing_gradtide_or_its_command_line_loads_nothing_heavy():

@@ -1,18 +1,21 @@
 """Gradtide trains one PyTorch model on many devices and machines, however they are wired.
 
-`import gradtide` is instant: each name below is imported when it is first used (PEP 562).
+`import gradtide` is instant: each name below, and each module and package of this folder (`gradtide.collective`), is
+imported when it is first used (PEP 562).
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gradtide.collective import all_reduce
+    from gradtide import errors
+    from gradtide.collective import Group, sum_over_devices
     from gradtide.collective.c10d.hook import ddp_hook
     from gradtide.parallel import DataParallel, DevicePool, find_devices, replicate, shard, split_batch, train_batch
     from gradtide.schedule.plan import plan
     from gradtide.store import Store, connect, local_servers, update
     from gradtide.sync import Servers
+    from gradtide.timeouts import Timeouts
     from gradtide.train import Checkpoints, evaluate, fit
 
 __version__ = "0.1.0"
@@ -22,9 +25,10 @@ _EXPORTS = {
     "Checkpoints": "gradtide.train",
     "DataParallel": "gradtide.parallel",
     "DevicePool": "gradtide.parallel",
+    "Group": "gradtide.collective",
     "Servers": "gradtide.sync",
     "Store": "gradtide.store",
-    "all_reduce": "gradtide.collective",
+    "Timeouts": "gradtide.timeouts",
     "connect": "gradtide.store",
     "ddp_hook": "gradtide.collective.c10d.hook",
     "evaluate": "gradtide.train",
@@ -35,20 +39,24 @@ _EXPORTS = {
     "replicate": "gradtide.parallel",
     "shard": "gradtide.parallel",
     "split_batch": "gradtide.parallel",
+    "sum_over_devices": "gradtide.collective",
     "train_batch": "gradtide.parallel",
     "update": "gradtide.store",
 }
+_OLD = {"all_reduce": "gradtide.collective"}  # they warn who calls them, and go with the next release
 
 __all__ = [
     "Checkpoints",
     "DataParallel",
     "DevicePool",
+    "Group",
     "Servers",
     "Store",
+    "Timeouts",
     "__version__",
-    "all_reduce",
     "connect",
     "ddp_hook",
+    "errors",
     "evaluate",
     "find_devices",
     "fit",
@@ -57,18 +65,32 @@ __all__ = [
     "replicate",
     "shard",
     "split_batch",
+    "sum_over_devices",
     "train_batch",
     "update",
 ]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'gradtide' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_EXPORTS[name]), name)
+    where = _EXPORTS.get(name) or _OLD.get(name)
+    value = _room(name) if where is None else getattr(importlib.import_module(where), name)
     globals()[name] = value
     return value
 
 
+def _room(name: str) -> object:
+    """A module or package of this folder."""
+    if not name.startswith("_"):
+        try:
+            return importlib.import_module(f"gradtide.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"gradtide.{name}":  # it is there, but something that it needs is not
+                raise
+    raise AttributeError(f"module 'gradtide' has no attribute {name!r}")
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_EXPORTS})
+    import pkgutil
+
+    rooms = (name for _, name, _ in pkgutil.iter_modules(__path__) if not name.startswith("_"))
+    return sorted({*globals(), *_EXPORTS, *rooms} - {*_OLD})

@@ -29,10 +29,10 @@ class Environment:
     cache_dir: Path  # GRADTIDE_CACHE, or a folder in XDG_CACHE_HOME or ~/.cache
     launch: Launch | None = None  # when RANK is set
     store: str = ""  # GRADTIDE_STORE: the address of the job's store, if it has one
+    secret_file: str = ""  # GRADTIDE_SECRET_FILE: where this process's key is, for a store over TCP
     incarnation: int = 0  # GRADTIDE_INCARNATION: how often this rank was started again
-    elastic: bool = False  # GRADTIDE_ELASTIC: the job goes on when a worker dies
-    members: str = ""  # GRADTIDE_MEMBERS: where to ask who works together then
-    min_workers: int = 1  # GRADTIDE_MIN_WORKERS: while so many live
+    members: str = ""  # GRADTIDE_MEMBERS: where to ask who works together, in a job that goes on when a worker dies
+    step_s: float | None = None  # GRADTIDE_STEP_TIMEOUT: how long a step may wait for a worker that lives
     topology: str = ""  # GRADTIDE_TOPOLOGY: the file or preset that process groups on several hosts plan on
     threads: int | None = None  # OMP_NUM_THREADS
     colour: bool = True  # unless NO_COLOR is set or TERM is dumb
@@ -46,10 +46,10 @@ def read_environment() -> Environment:
         cache_dir=Path(own) if own else Path(shared) / "gradtide",
         launch=_launch(),
         store=os.environ.get("GRADTIDE_STORE", ""),
+        secret_file=os.environ.get("GRADTIDE_SECRET_FILE", ""),
         incarnation=_number("GRADTIDE_INCARNATION", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        elastic=os.environ.get("GRADTIDE_ELASTIC") == "1",
         members=os.environ.get("GRADTIDE_MEMBERS", ""),
-        min_workers=_number("GRADTIDE_MIN_WORKERS", "1"),
+        step_s=_seconds("GRADTIDE_STEP_TIMEOUT"),
         topology=os.environ.get("GRADTIDE_TOPOLOGY", ""),
         threads=int(threads) if threads.isdecimal() else None,
         colour=not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
@@ -82,6 +82,19 @@ def _number(name: str, default: str | None = None) -> int:
             f"the environment variable {name} must be a whole number, not {text!r}; start with gradtide run or torchrun"
         )
     return int(text)
+
+
+def _seconds(name: str) -> float | None:
+    text = os.environ.get(name, "")
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ConfigError(f"the environment variable {name} must be a number of seconds above 0, not {text!r}")
+    return seconds
 
 
 def with_root_allowed() -> dict[str, str]:

@@ -1,14 +1,16 @@
-"""What everything that takes time returns."""
+"""What everything that takes time returns. tests/check_handle.py is the contract of every kind of handle."""
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar, cast
 
 from gradtide.errors import CommunicationError
 
-__all__ = ["Handle"]
+__all__ = ["Handle", "Tell", "tell_all"]
 
 T = TypeVar("T")
+Tell = Callable[[BaseException | None], None]
 
 
 class Handle(Generic[T]):
@@ -19,7 +21,7 @@ class Handle(Generic[T]):
         self._finished = threading.Event()
         self._result: T | None = None
         self._error: BaseException | None = None
-        self._told: list[Callable[[BaseException | None], None]] | None = []  # None once it is done
+        self._told: list[Tell] = []
         self._lock = threading.Lock()
 
     def done(self) -> bool:
@@ -48,10 +50,13 @@ class Handle(Generic[T]):
             raise self._error
         return cast(T, self._result)
 
-    def when_done(self, tell: Callable[[BaseException | None], None]) -> None:
-        """Calls it with what went wrong, if anything: at once if this is done, else later by who does the work."""
+    def when_done(self, tell: Tell) -> None:
+        """Calls it once with what went wrong, if anything: at once if this is done, else later by who does the work.
+
+        Nobody has to wait() for that. One that raises is reported as what goes wrong in a thread is.
+        """
         with self._lock:
-            if self._told is not None:
+            if not self._finished.is_set():
                 self._told.append(tell)
                 return
         tell(self._error)
@@ -67,8 +72,17 @@ class Handle(Generic[T]):
         self._end()
 
     def _end(self) -> None:
-        self._finished.set()
         with self._lock:
-            told, self._told = self._told, None
-        for tell in told or ():
-            tell(self._error)
+            self._finished.set()
+            told, self._told = self._told, []
+        tell_all(told, self._error)
+
+
+def tell_all(told: Iterable[Tell], error: BaseException | None) -> None:
+    """One that raises keeps neither the others from being told nor the work of this thread from going on."""
+    for tell in told:
+        try:
+            tell(error)
+        except Exception:
+            report = threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+            threading.excepthook(report)

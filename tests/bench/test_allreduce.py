@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from gradtide.bench.allreduce import OURS, bench_allreduce, content
+from gradtide.bench.allreduce import OURS, bench_allreduce
+from gradtide.bench.report import content
 from gradtide.errors import ConfigError
 
 
@@ -13,7 +14,7 @@ def test_every_contender_is_measured_at_every_size_and_rated_against_the_fastest
         assert 0 < figure.seconds_min <= figure.seconds <= figure.seconds_max
         gloo = next(f for f in figures if f.size_bytes == figure.size_bytes and f.name == "Gloo")
         assert figure.ratio == pytest.approx(gloo.seconds / figure.seconds)
-    found = json.loads(json.dumps(content({"ranks": 2}, figures)))
+    found = json.loads(json.dumps(content(figures, {"settings": {"ranks": 2}})))
     assert found["machine"]["packages"]["torch"]
     assert len(found["results"]) == 8
 

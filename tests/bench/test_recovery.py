@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from gradtide.bench.peers.recovery_rivals import Torchrun, end_all, processes_of
 from gradtide.bench.recovery import Ours, bench_recovery
-from gradtide.bench.recovery_rivals import Torchrun, end_all, processes_of
 from gradtide.errors import ConfigError
 
 STUBBORN = """
@@ -22,7 +22,7 @@ time.sleep(600)
 
 
 def test_what_ignores_a_request_and_what_it_started_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr("gradtide.bench.recovery_rivals._END_S", 0.5)
+    monkeypatch.setattr("gradtide.bench.peers.recovery_rivals._END_S", 0.5)
     pipe = subprocess.PIPE
     parent = subprocess.Popen([sys.executable, "-c", STUBBORN, str(tmp_path)], stdin=pipe, stdout=pipe, text=True)
     parent.stdin.write(STUBBORN)

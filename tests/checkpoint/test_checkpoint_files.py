@@ -15,8 +15,10 @@ from gradtide.checkpoint.direct import DIRECT_BYTES, PAGE_BYTES
 from gradtide.checkpoint.manifest import MANIFEST, read_manifest, verify
 from gradtide.checkpoint.places import open_place
 from gradtide.checkpoint.shelf import Shelf, find_checkpoint
-from gradtide.checkpoint.tensor_file import Part, TensorFile, write_file
+from gradtide.checkpoint.tensor_file import TensorFile, TensorGroup, write_file
 from gradtide.errors import ConfigError, DataError, OutputError
+
+pytestmark = pytest.mark.quick
 
 TENSORS = {
     "a": torch.randn(3, 4),
@@ -34,7 +36,10 @@ def take(shelf, step, seed=0, files=2, elements=5000):
     generator = torch.Generator().manual_seed(seed)
     entries = [
         write_file(
-            shelf.place, folder, f"{i}.safetensors", [Part("p", {"x": torch.randn(elements, generator=generator)})]
+            shelf.place,
+            folder,
+            f"{i}.safetensors",
+            [TensorGroup("p", {"x": torch.randn(elements, generator=generator)})],
         )
         for i in range(files)
     ]
@@ -48,7 +53,9 @@ def shelf(request, tmp_path):
 
 def test_any_reader_of_safetensors_reads_a_file_and_so_do_we(tmp_path):
     place = open_place(tmp_path)
-    entry = write_file(place, "", "t.safetensors", [Part("first", TENSORS), Part("second", {"z": torch.ones(3)})])
+    entry = write_file(
+        place, "", "t.safetensors", [TensorGroup("first", TENSORS), TensorGroup("second", {"z": torch.ones(3)})]
+    )
     theirs = safetensors.torch.load_file(tmp_path / "t.safetensors")
     with TensorFile(place, "t.safetensors") as file:
         ours = {name: t for part in entry.parts for name, t in file.read(part.start, part.end)[0].items()}
@@ -98,6 +105,30 @@ def test_the_newest_complete_checkpoint_is_found_and_the_last_are_kept(shelf):
     assert [step for step, _ in shelf.folders()] == [200, 300, 400]  # 400 may still become one
     place, manifest = find_checkpoint(shelf.place.address)
     assert verify(place) == manifest
+
+
+def test_old_checkpoints_that_cannot_be_removed_or_read_stay_with_a_word_and_the_new_one_stays_too(tmp_path):
+    shelf = Shelf(tmp_path)
+    taken = [take(shelf, step) for step in (1, 2, 3, 4)]
+    with open(os.path.join(taken[0].address, MANIFEST), "r+b") as file:
+        file.write(b"!")
+    busy = os.path.join(taken[1].address, "busy")
+    os.mkdir(busy)
+    if subprocess.run(["mount", "-t", "tmpfs", "none", busy], capture_output=True).returncode:
+        pytest.skip("a folder is kept busy by a mount, which needs rights")
+    try:
+        with pytest.warns(UserWarning, match=f"(?s){taken[0].address}.*{taken[1].address}"):
+            shelf.keep_last(1)
+    finally:
+        subprocess.run(["umount", busy], check=True)
+    assert shelf.newest().folder == taken[3].folder
+    assert [name for _, name in shelf.folders()] == [taken[i].folder for i in (0, 1, 3)]
+    assert not shelf.is_complete(taken[1].folder)  # its manifest was the first thing to go
+    verify(open_place(taken[3].address))
+    with open(os.path.join(taken[3].address, MANIFEST), "r+b") as file:
+        file.write(b"!")
+    with pytest.raises(DataError, match="is no manifest"):  # which may be the newest
+        shelf.newest()
 
 
 def test_a_flipped_byte_is_found_wherever_it_is_and_its_file_is_named(tmp_path):

@@ -40,6 +40,7 @@ def test_train_as_json_prints_one_object_and_nothing_else(tmp_path):
     assert done.stderr == ""
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -77,6 +78,7 @@ def test_a_mistake_ends_the_process_with_2(tmp_path):
     assert done.stderr == "gradtide: unknown device 'tpu:1'; use a number, cpu:0, cpu:1, ... or cuda:0, cuda:1, ...\n"
 
 
+@pytest.mark.timing
 def test_ctrl_c_ends_a_run_within_a_second_and_keeps_the_metrics(tmp_path):
     command = [sys.executable, "-m", "gradtide", "train", "--epochs", "10000", "--name", "long"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
@@ -113,6 +115,7 @@ def test_help_and_version_answer_and_doctor_says_what_there_is(tmp_path):
     assert "cores" in gradtide("doctor", cwd=tmp_path).stdout
 
 
+@pytest.mark.slow  # a dozen processes that load torch
 def test_bench_train_runs_every_contender_in_turn_and_writes_its_figures(tmp_path):
     options = ("--rounds", "1", "--steps", "1", "--batch-size", "8", "--output", "bench.json")
     done = gradtide("bench", "train", *options, cwd=tmp_path)
@@ -124,6 +127,9 @@ def test_bench_train_runs_every_contender_in_turn_and_writes_its_figures(tmp_pat
     assert content["results"][0]["ratio"] == 1
     assert all(row["per_s"] > 0 for row in content["results"])
     assert content["machine"]["packages"]["torch"].startswith("2.")
+
+
+def test_bench_train_names_a_model_that_it_does_not_know(tmp_path):
     mistake = gradtide("bench", "train", "--model", "resnet", cwd=tmp_path)
     assert mistake.returncode == 2
     assert "unknown model 'resnet'" in mistake.stderr

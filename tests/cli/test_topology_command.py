@@ -10,6 +10,8 @@ from gradtide.errors import ConfigError, TopologyError
 from gradtide.topology.files import read_topology
 from gradtide.topology.presets import PRESETS, preset
 
+pytestmark = pytest.mark.quick
+
 
 def run(*words: str) -> str:
     result = CliRunner().invoke(app, ["topology", *words], catch_exceptions=False)

@@ -1,10 +1,8 @@
 """One rank of a program on several hosts: run by test_c10d_hosts.py in a network namespace; prints what it found."""
 
-import os
-import sys
-
 import torch
 import torch.distributed as dist
+from laid_out import check_every_layout
 from torch.nn.parallel import DistributedDataParallel
 
 from gradtide.errors import Mismatch
@@ -31,6 +29,7 @@ def main() -> None:
     dist.send(torch.full((50_000,), float(rank)), (rank + 1) % size, tag=2)
     work.wait()
     assert got.eq((rank - 1) % size).all()
+    check_every_layout(rank, size, ("transposed",), times=2)
     torch.manual_seed(rank)
     model = torch.nn.Linear(200, 200)
     ddp = DistributedDataParallel(model)
@@ -43,9 +42,3 @@ def main() -> None:
     dist.barrier()
     print(f"on one host: {dist.group.WORLD.group.on_one_host}; planned on {dist.group.WORLD.group.topology.name}")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
-    sys.stdout.flush()
-    os._exit(0)

@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass
 
 import torch
+from ranks import own
 
-from gradtide.collective.group import Group
+from gradtide.collective.groups.group import Group
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -46,7 +47,7 @@ class Case:
 
 def group_of(rank: int, size: int, name: str = "cases") -> Group:
     if (name, size) not in _groups:
-        _groups[name, size] = Group.join(f"test-{name}-{size}", rank, size, timeout_s=30)
+        _groups[name, size] = Group.join(own(f"test-{name}-{size}"), rank, size, timeout_s=30)
     return _groups[name, size]
 
 

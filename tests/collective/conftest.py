@@ -20,6 +20,14 @@ def ranks():
     started.close()
 
 
+@pytest.fixture
+def fresh():
+    """Three processes for a test that does not leave them as they were."""
+    started = Ranks(3)
+    yield started
+    started.close()
+
+
 @pytest.fixture(scope="session")
 def two_hosts():
     """Two network namespaces, 10.77.0.1 and 10.77.0.2, joined by a wire of 160 Mbit/s."""

@@ -47,7 +47,18 @@ class Ranks:
 
     def run(self, function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
         self.start(function, size, *arguments)
-        return [self.answer(rank) for rank in range(size)]
+        return self.answers(size)
+
+    def answers(self, size: int) -> list[Any]:
+        answers, failure = [], None
+        for rank in range(size):  # all of them, so that none is left for the next call
+            try:
+                answers.append(self.answer(rank))
+            except Failed as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return answers
 
     def close(self) -> None:
         for pipe in self._pipes:
@@ -72,6 +83,11 @@ def _serve(pipe: multiprocessing.connection.Connection, rank: int) -> None:
         except BaseException:
             answer = False, traceback.format_exc()
         pipe.send(answer)
+
+
+def own(name: str) -> str:
+    """A name for a group that no other run of these tests on this machine uses: its ranks have another parent."""
+    return f"{name}-{os.getppid()}"
 
 
 def move(rank: int, size: int, hosts: list[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from laid_out import check_every_layout
 from process_groups import process_group
 
 from gradtide.errors import TopologyError
@@ -93,6 +94,16 @@ def strides(rank, size, path):
 
 def test_tensors_may_differ_in_shape_and_stride(ranks, tmp_path):
     ranks.run(strides, 2, str(tmp_path / "store"))
+
+
+def every_layout(rank, size, path):
+    with process_group(rank, size, path):
+        check_every_layout(rank, size)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_operation_is_over_only_when_a_tensor_that_is_not_contiguous_has_its_content(ranks, tmp_path, size):
+    ranks.run(every_layout, size, str(tmp_path / "store"))
 
 
 def movements(rank, size, path):

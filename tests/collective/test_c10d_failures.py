@@ -10,20 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from process_groups import process_group, start
-from ranks import Ranks
 from test_leaks import _held
 from torch.nn.parallel import DistributedDataParallel
 
 from gradtide.errors import Mismatch, PeerLost, PeerTimeout
 
 _kept = {}
-
-
-@pytest.fixture
-def fresh():
-    started = Ranks(3)
-    yield started
-    started.close()
 
 
 def prepare(rank, size, path, timeout_s=60):

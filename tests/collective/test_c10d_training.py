@@ -1,6 +1,8 @@
 """PyTorch's ways to train, over gradtide, against one process that trains alone: the same to 1e-10 in float64."""
 
 import copy
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,6 +86,7 @@ def with_ddp(rank, size, path, name):
         assert_same(model, alone())
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", DDP)
 def test_ddp(ranks, tmp_path, name):
     ranks.run(with_ddp, 2, str(tmp_path / "store"), name)
@@ -241,3 +244,18 @@ def hooked(rank, size, path):
 
 def test_the_hook_for_ddp_over_another_process_group(ranks, tmp_path):
     ranks.run(hooked, 2, str(tmp_path / "store"))
+
+
+def documented(rank, size, path, snippet):
+    names = {"gradtide": gradtide, "DistributedDataParallel": DistributedDataParallel, "model": Net()}
+    with process_group(rank, size, path, backend="gloo"):
+        exec(snippet, names)
+        train(names["model"], rank, size)
+        assert_same(names["model"].module, alone())
+
+
+def test_the_page_s_own_lines_hook_ddp(ranks, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "c10d.md").read_text()
+    (snippet,) = re.findall(r"((?:^    .*\n)*^    .*register_comm_hook.*\n)", page, re.MULTILINE)
+    assert "gradtide.Group.beside()" in snippet
+    ranks.run(documented, 2, str(tmp_path / "store"), re.sub(r"^    ", "", snippet, flags=re.MULTILINE))

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import threading
 import time
@@ -10,8 +11,9 @@ import pytest
 import torch
 from ranks import Failed
 
-from gradtide.collective.group import Group
-from gradtide.errors import CommunicationError, Mismatch
+from gradtide.collective.groups.group import Group
+from gradtide.errors import CommunicationError, Mismatch, PeerLost
+from gradtide.testing.hosts import cut_wire
 
 _kept = {}
 SIZE = 4
@@ -94,6 +96,19 @@ def test_a_rank_that_waits_for_a_message_of_one_that_dies_is_told(far):
         assert (kind, "rank 3" in text, end - died < 1) == ("PeerLost", True, True), text
 
 
+def test_a_host_whose_wire_is_cut_is_noticed_in_seconds_though_patience_is_long(far, two_hosts):
+    """Nobody is told that it is cut: the kernels find out. Rank 0 waits for a message, the others in a collective."""
+    far.run(join, SIZE)
+    with cut_wire(two_hosts):
+        cut = time.monotonic()
+        send(far, [0], call, "recv", (), 1800.0)
+        send(far, [1, 2, 3], call, "all_reduce", (), 1800.0)
+        for rank in range(SIZE):
+            kind, text, _, end = far.answer(rank)
+            assert (kind, end - cut < 8) == ("PeerLost", True), (text, end - cut)
+            assert any(f"{other}" in text for other in ((2, 3) if rank < 2 else (0, 1))), text
+
+
 def test_ctrl_c_ends_a_wait_and_the_others_are_told_why(far):
     pids = far.run(join, SIZE)
     send(far, [0, 1, 2], call, "all_reduce")
@@ -138,6 +153,25 @@ def test_ranks_that_do_not_arrive_are_named_on_both_hosts_at_the_deadline(far, l
         who = "ranks 0, 3" if len(late) > 1 else f"rank {late[0]}"
         assert f"{who} did not arrive at all_reduce(sum) of float32[4, 10] within 1 s" in text
         assert 0.9 < end - begin < 2  # who is a little earlier tells the others
+
+
+def leave(rank, size, leaving, in_good_order):
+    group = _kept["group"]
+    if rank == leaving:
+        group.close() if in_good_order else group.abort()
+        return ""
+    with pytest.raises(PeerLost) as caught:
+        group.barrier()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("in_good_order", [True, False])
+def test_a_rank_that_has_finished_is_told_from_one_that_died_on_both_hosts(far, in_good_order):
+    far.run(join, SIZE)
+    said = far.run(leave, SIZE, 2, in_good_order)
+    for rank in (0, 1, 3):
+        finished = r"rank 2 has finished \(left the group\) while rank [013] waits in barrier: give all workers as many"
+        assert re.match(finished if in_good_order else "rank 2 died or left during barrier", said[rank]), said[rank]
 
 
 def disagree(rank, size, other):

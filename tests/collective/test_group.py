@@ -6,6 +6,8 @@ from cases import DTYPES, Case, check, group_of, reduced, reductions_of, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gradtide.collective.host.one_host import OneHost
+
 OPERATIONS = (
     "all_reduce",
     "broadcast",
@@ -53,6 +55,14 @@ def test_every_rank_gets_bit_for_bit_what_plain_torch_computes(ranks, operation)
         assert not any(ranks.run(check, size, case))
 
     run()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (1, 1)])
+def test_a_single_number_of_a_larger_tensor_is_communicated_like_any_other(ranks, shape):
+    for size in (1, 2):
+        for operation in OPERATIONS:
+            assert not any(ranks.run(check, size, Case(operation, "sum", torch.float64, shape, "strided", 0, 7)))
 
 
 def cut_anywhere(rank, size, dtype, cuts):
@@ -131,6 +141,26 @@ def in_order(rank, size):
 
 def test_background_work_and_blocking_calls_keep_their_order(ranks):
     assert ranks.run(in_order, 3) == [3.0**5] * 3
+
+
+def planned(rank, size, background):
+    """How many plans five all-reduces of one kind take."""
+    group, made, plan = group_of(rank, size), [], OneHost.plan
+    OneHost.plan = lambda *arguments: made.append(plan(*arguments)) or made[-1]
+    try:
+        for _ in range(5):
+            tensor = torch.full((1234 + background,), rank + 1.0)
+            found = group.all_reduce(tensor, async_op=background)
+            assert (found.wait(20) if background else found) is tensor
+            assert tensor.eq(size * (size + 1) / 2).all()
+    finally:
+        OneHost.plan = plan
+    return len(made)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_plan_that_is_remembered_is_used_also_in_the_background(ranks, background):
+    assert ranks.run(planned, 2, background) == [2, 2]  # the first run makes one, and remembers another
 
 
 def with_gradient(rank, size):

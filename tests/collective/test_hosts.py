@@ -6,10 +6,10 @@ import pytest
 import torch
 from cases import same
 
-from gradtide.collective.choose import choose
-from gradtide.collective.group import Group
+from gradtide.collective.executors.choose import choose
+from gradtide.collective.groups.group import Group
 from gradtide.errors import Mismatch
-from gradtide.schedule.simulate import simulate
+from gradtide.schedule.predict.simulate import simulate
 
 RATE_BYTES = 20e6  # slow enough that the processors don't matter: 160 Mbit/s
 
@@ -74,6 +74,7 @@ def test_every_operation_works_between_hosts(far):
     far.run(operations, 4)
 
 
+@pytest.mark.timing
 def test_hierarchical_on_two_hosts_takes_the_predicted_time(far):
     found = far.run(measure, 4, 1 << 20, 5)
     machines, between, measured_s, predicted_s = found[0]

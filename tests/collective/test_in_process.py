@@ -3,13 +3,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradtide.collective import all_reduce
+import gradtide
+from gradtide.collective import sum_over_devices
 from gradtide.errors import ConfigError
 from gradtide.parallel import DevicePool, find_devices
-from gradtide.schedule import strategies
-from gradtide.schedule.request import STRATEGIES as REGISTERED
+from gradtide.schedule.strategies import STRATEGIES as REGISTERED
 
-assert strategies.__all__  # importing them has registered them
+pytestmark = pytest.mark.quick
+
+assert REGISTERED
 STRATEGIES = sorted(REGISTERED.keys() - {"hierarchical"})  # all that apply within one machine
 
 
@@ -20,7 +22,7 @@ def test_every_device_ends_with_the_exact_sum_of_integers(strategy, devices, sha
     generator = torch.Generator().manual_seed(seed)
     tensors = [torch.randint(-1000, 1000, shape, generator=generator) for _ in range(devices)]
     expected = torch.stack(tensors).sum(0)
-    all_reduce(tensors, strategy)
+    sum_over_devices(tensors, strategy)
     for tensor in tensors:
         assert torch.equal(tensor, expected)
 
@@ -30,9 +32,9 @@ def test_devices_that_work_side_by_side_give_the_bits_of_those_that_take_turns(s
     generator = torch.Generator().manual_seed(1)
     inputs = [torch.randn(10_007, generator=generator) for _ in range(4)]
     turns, threads = [t.clone() for t in inputs], [t.clone() for t in inputs]
-    all_reduce(turns, strategy)
+    sum_over_devices(turns, strategy)
     with DevicePool(find_devices(["cpu:0", "cpu:1", "cpu:2", "cpu:3"])) as pool:
-        all_reduce(threads, strategy, each=pool.run)
+        sum_over_devices(threads, strategy, each=pool.run)
     for one, other in zip(turns, threads, strict=True):
         assert torch.equal(one, other)
         assert torch.equal(one, turns[0])
@@ -40,31 +42,40 @@ def test_devices_that_work_side_by_side_give_the_bits_of_those_that_take_turns(s
 
 def test_auto_lets_the_planner_choose():
     tensors = [torch.full((5,), float(i)) for i in range(3)]
-    assert all_reduce(tensors, "auto") > 0
+    assert sum_over_devices(tensors, "auto") > 0
     assert all(torch.equal(t, torch.full((5,), 3.0)) for t in tensors)
 
 
 @pytest.mark.parametrize(("strategy", "factor"), [("root", 6), ("host", 8), ("sharded", 6)])
 def test_the_bytes_between_devices_are_those_of_the_textbook(strategy, factor):
     tensors = [torch.ones(100) for _ in range(4)]
-    assert all_reduce(tensors, strategy) == factor * 400
+    assert sum_over_devices(tensors, strategy) == factor * 400
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.bfloat16])
 def test_other_dtypes_add_up(dtype):
     tensors = [torch.arange(10).to(dtype) for _ in range(3)]
-    all_reduce(tensors, "sharded")
+    sum_over_devices(tensors, "sharded")
     assert torch.equal(tensors[1], (3 * torch.arange(10)).to(dtype))
 
 
 def test_mistakes_are_named():
     with pytest.raises(ConfigError, match="no strategy is called 'rnig'; there are auto, double-tree"):
-        all_reduce([torch.ones(2)], "rnig")
+        sum_over_devices([torch.ones(2)], "rnig")
     with pytest.raises(ConfigError, match=r"does not fit these ranks \(all devices are in one machine"):
-        all_reduce([torch.ones(2), torch.ones(2)], "hierarchical")
+        sum_over_devices([torch.ones(2), torch.ones(2)], "hierarchical")
     with pytest.raises(ConfigError, match=r"tensor 1 is torch.float32\[3\], tensor 0"):
-        all_reduce([torch.ones(2), torch.ones(3)])
+        sum_over_devices([torch.ones(2), torch.ones(3)])
     with pytest.raises(ConfigError, match="no tensors"):
-        all_reduce([])
+        sum_over_devices([])
     with pytest.raises(ConfigError, match="all must be alike and contiguous"):
-        all_reduce([torch.ones(2, 2), torch.ones(2, 2).t()])
+        sum_over_devices([torch.ones(2, 2), torch.ones(2, 2).t()])
+
+
+@pytest.mark.filterwarnings("ignore:all_reduce of a list:DeprecationWarning")
+@pytest.mark.parametrize("function", [sum_over_devices, gradtide.all_reduce])
+@pytest.mark.parametrize("tensor", [torch.ones(3), torch.ones(1), torch.tensor(2.0), torch.ones(2, 2)])
+def test_a_bare_tensor_is_refused_and_the_line_names_what_adds_up_over_workers(function, tensor):
+    with pytest.raises(ConfigError, match=r"a list with one tensor per device.*Group.from_environment\(\).all_reduce"):
+        function(tensor)
+    assert tensor.eq(tensor.flatten()[0]).all()

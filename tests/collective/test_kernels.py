@@ -6,8 +6,8 @@ import sys
 import pytest
 from numba import cfunc, njit, types
 
-from gradtide.collective.kernels import KERNELS, LINE_BYTES, Line, Op
-from gradtide.collective.kernels.arithmetic import write_block
+from gradtide.kernels import KERNELS, LINE_BYTES, Line, Op
+from gradtide.kernels.arithmetic import write_block
 
 
 def _ir(kernel):
@@ -50,7 +50,7 @@ def test_the_ir_for_aarch64_uses_its_acquiring_and_releasing_instructions():
 
 def _first_kernel(**environment):
     program = (
-        "from gradtide.collective.kernels import KERNELS\n"
+        "from gradtide.kernels import KERNELS\n"
         "import numpy as np\n"
         "line = np.zeros(16, np.int64)\n"
         "assert KERNELS.RAISE.entry(line.ctypes.data, 5) == 0 and line[0] == 5\n"
@@ -75,5 +75,6 @@ def test_a_damaged_cache_is_compiled_anew(tmp_path):
     _first_kernel(NUMBA_CACHE_DIR=str(tmp_path))
 
 
+@pytest.mark.quick
 def test_a_line_holds_a_counter_and_its_headers():
     assert Line.WORDS <= LINE_BYTES // 8

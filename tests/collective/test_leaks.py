@@ -4,8 +4,9 @@ import threading
 
 import pytest
 import torch
+from ranks import own
 
-from gradtide.collective.group import Group
+from gradtide.collective.groups.group import Group
 
 
 def _held():
@@ -18,7 +19,7 @@ def many_groups(rank, size, count):
     """Makes and destroys groups, shared tensors and background work; returns what is held more than before."""
 
     def one():
-        with Group.join("leaks", rank, size) as group:
+        with Group.join(own("leaks"), rank, size) as group:
             shared = group.shared_tensor(100)
             group.all_reduce(shared)
             group.all_reduce(torch.ones(10), async_op=True).wait()
@@ -38,7 +39,7 @@ def test_a_thousand_groups_leave_no_descriptor_no_mapping_and_no_thread(ranks):
 
 def shared_memory_goes(rank, size):
     before = _held()[1]  # other tests' groups
-    group = Group.join("segments", rank, size)
+    group = Group.join(own("segments"), rank, size)
     for _ in range(20):
         tensor = group.shared_tensor(1 << 20)
         view = tensor[5:10]
@@ -56,7 +57,7 @@ def test_shared_tensors_give_their_memory_back_when_they_go(ranks):
 
 
 def survives_close(rank, size):
-    group = Group.join("survives", rank, size)
+    group = Group.join(own("survives"), rank, size)
     tensor = group.shared_tensor(1000)
     group.close()
     del group

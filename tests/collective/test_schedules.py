@@ -4,10 +4,10 @@ from cases import group_of, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradtide.collective.choose import choose, nominal_topology
-from gradtide.collective.execute import execute_in_process
-from gradtide.collective.gloo import open_gloo
-from gradtide.collective.torch_wire import execute_over_torch
+from gradtide.collective.executors.choose import choose, nominal_topology
+from gradtide.collective.executors.execute import execute_in_process
+from gradtide.collective.executors.gloo import open_gloo
+from gradtide.collective.executors.torch_wire import execute_over_torch
 from gradtide.errors import ScheduleError
 from gradtide.schedule.model import Op, Schedule
 from gradtide.schedule.plan import plan

@@ -48,7 +48,7 @@ def prepared(backend: str) -> type[unittest.TestCase]:
 
     if backend == "gradtide":
         import gradtide.collective.c10d.creating  # noqa: F401
-        from gradtide.collective.preload import load
+        from gradtide.collective.groups.preload import load
         from gradtide.registration import register
 
         register()

@@ -1,8 +1,12 @@
 """What becomes of a job: decisions without processes."""
 
-from gradtide.launch.job import Again, GoOn, Job, Show, Stop
+import pytest
+
+from gradtide.launch.job import Again, GoOn, JobState, Show, Stop
 from gradtide.launch.messages import Failure
 from gradtide.launch.wording import aftermath
+
+pytestmark = pytest.mark.quick
 
 
 def failure(rank, at_s=1.0, kind="ValueError", fell=False):
@@ -10,7 +14,7 @@ def failure(rank, at_s=1.0, kind="ValueError", fell=False):
 
 
 def test_the_first_failure_ends_the_job_and_gives_the_exit_code():
-    job, first = Job(3, 3, 0), failure(1)
+    job, first = JobState(3, 3, 0), failure(1)
     assert job.reported(first) == [Show(first), Stop((0, 2))]
     assert job.ended(0, -15, 1.1) == []
     assert job.ended(2, -15, 1.1) == []
@@ -21,7 +25,7 @@ def test_the_first_failure_ends_the_job_and_gives_the_exit_code():
 
 
 def test_one_that_fell_with_a_peer_is_not_the_first_though_heard_of_first():
-    job, fallen = Job(3, 3, 0), failure(0, kind="PeerLost", fell=True)
+    job, fallen = JobState(3, 3, 0), failure(0, kind="PeerLost", fell=True)
     assert job.reported(fallen) == []
     show, stop = job.ended(1, -9, 1.01)
     assert show.failure.rank == 1
@@ -32,20 +36,20 @@ def test_one_that_fell_with_a_peer_is_not_the_first_though_heard_of_first():
 
 
 def test_one_that_fell_is_believed_when_nobody_else_is_to_blame():
-    job, fallen = Job(2, 2, 0), failure(0, at_s=5.0, kind="PeerTimeout", fell=True)
+    job, fallen = JobState(2, 2, 0), failure(0, at_s=5.0, kind="PeerTimeout", fell=True)
     assert job.reported(fallen) == []
     assert job.later(5.9) == []
     assert job.later(job.deadline_s()) == [Show(fallen), Stop((1,))]
 
 
 def test_when_all_have_fallen_the_first_of_them_is_shown():
-    job, fallen = Job(2, 2, 0), [failure(0, fell=True), failure(1, fell=True)]
+    job, fallen = JobState(2, 2, 0), [failure(0, fell=True), failure(1, fell=True)]
     assert job.reported(fallen[0]) == job.reported(fallen[1]) == job.ended(0, 1, 1.1) == []
     assert job.ended(1, 1, 1.1) == [Show(fallen[0]), Stop(())]
 
 
 def test_a_dead_worker_is_started_again_once_it_is_gone():
-    job, first = Job(2, 2, 1), failure(1)
+    job, first = JobState(2, 2, 1), failure(1)
     assert job.reported(first) == [Show(first)]
     assert job.ended(1, 1, 1.1) == [Again(1, 1, 1)]
     assert job.running == {0, 1}
@@ -55,7 +59,7 @@ def test_a_dead_worker_is_started_again_once_it_is_gone():
 
 
 def test_two_that_fail_at_once_need_two_restarts():
-    job, first, second = Job(3, 3, 1), failure(0), failure(1)
+    job, first, second = JobState(3, 3, 1), failure(0), failure(1)
     assert job.reported(first) == [Show(first)]
     assert job.reported(second) == [Show(second), Stop((0, 2))]
     assert job.ended(0, -15, 1.2) == []
@@ -63,13 +67,13 @@ def test_two_that_fail_at_once_need_two_restarts():
 
 
 def test_the_job_goes_on_while_enough_live():
-    job, first, second = Job(4, 3, 0), failure(0), failure(1)
+    job, first, second = JobState(4, 3, 0), failure(0), failure(1)
     assert job.reported(first) == [Show(first), GoOn(0, 3)]
     assert job.reported(second) == [Show(second), Stop((0, 2, 3))]
 
 
 def test_a_job_that_lost_some_and_has_enough_left_succeeds_and_says_so():
-    job = Job(2, 1, 0)
+    job = JobState(2, 1, 0)
     job.ended(0, -9, 1.0)
     job.ended(1, 0, 2.0)
     assert job.exit_code() == 0
@@ -77,7 +81,7 @@ def test_a_job_that_lost_some_and_has_enough_left_succeeds_and_says_so():
 
 
 def test_a_signal_gives_the_exit_code_unless_all_workers_took_it_well():
-    gracious, harsh = Job(1, 1, 0), Job(1, 1, 0)
+    gracious, harsh = JobState(1, 1, 0), JobState(1, 1, 0)
     for job, status in ((gracious, 0), (harsh, -2)):
         job.interrupted(2)
         assert job.ended(0, status, 1.0) == []
@@ -86,7 +90,7 @@ def test_a_signal_gives_the_exit_code_unless_all_workers_took_it_well():
 
 
 def test_failures_that_are_the_same_are_told_in_one_line():
-    job = Job(3, 3, 0)
+    job = JobState(3, 3, 0)
     for rank in range(3):
         job.reported(failure(rank))
     assert aftermath(job) == ["workers 1, 2 failed in the same way", "worker 0 failed: ValueError: boom"]

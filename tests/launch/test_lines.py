@@ -1,7 +1,10 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradtide.launch.lines import Lines, mark
+
+pytestmark = pytest.mark.quick
 
 
 @given(st.lists(st.text("ab\n", max_size=20).map(str.encode), max_size=8))

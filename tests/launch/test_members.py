@@ -1,5 +1,9 @@
-from gradtide.decrees import Ask, Notice
-from gradtide.launch.members import PATIENCE_S, Members
+import pytest
+
+from gradtide.launch.members import Members
+from gradtide.processes.job_protocol import Ask, Notice
+
+pytestmark = pytest.mark.quick
 
 
 def test_nobody_is_told_before_all_who_live_have_asked():
@@ -37,11 +41,23 @@ def test_who_keeps_the_others_waiting_is_named_at_the_deadline_and_not_before():
     assert members.deadline_s() is None
     members.asked(Ask(0, 1), 10.0)
     members.asked(Ask(1, 1), 20.0)
-    assert members.late({0, 1, 2}, 10.0 + PATIENCE_S - 0.1) == ()
-    assert members.late({0, 1, 2}, 10.0 + PATIENCE_S) == (2,)
+    assert members.late({0, 1, 2}, 10.0 + members.patience_s - 0.1) == ()
+    assert members.late({0, 1, 2}, 10.0 + members.patience_s) == (2,)
     members.gone(0)
     members.gone(1)
     assert members.deadline_s() is None
+
+
+def test_for_whom_the_others_wait_is_said_once_before_anybody_is_ended():
+    members = Members(notice_s=30.0, patience_s=100.0)
+    members.asked(Ask(0, 1), 10.0)
+    assert members.deadline_s() == 40.0
+    assert members.slow({0, 1}, 39.0) == ()
+    assert members.slow({0, 1}, 40.0) == (1,)
+    assert members.slow({0, 1}, 41.0) == ()
+    assert members.deadline_s() == 110.0
+    assert members.late({0, 1}, 109.0) == ()
+    assert members.late({0, 1}, 110.0) == (1,)
 
 
 def test_who_was_added_is_not_waited_for_and_is_in_once_the_others_have_asked():

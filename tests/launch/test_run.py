@@ -14,6 +14,7 @@ def lines_of(text, rank):
     return [line.removeprefix(f"[{rank}] ") for line in text.splitlines() if line.startswith(f"[{rank}] ")]
 
 
+@pytest.mark.quick
 def test_every_line_is_marked_by_its_rank_and_goes_where_the_worker_sent_it(script):
     path = script("""
         import os, sys
@@ -56,6 +57,7 @@ def test_standard_output_and_error_keep_their_order_where_both_go_to_one_place(s
     assert lines_of(done.out, 0) == [str(number) for number in range(200)]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("statement", "code"),
     [
@@ -147,7 +149,8 @@ def test_a_worker_that_dies_is_started_again_as_the_same_rank(script):
         import json, os, sys
         from gradtide.environment import read_environment
         found = read_environment()
-        print(json.dumps([found.launch.rank, found.incarnation, found.elastic, found.min_workers]))
+        told = [os.environ["GRADTIDE_ELASTIC"] == "1", int(os.environ["GRADTIDE_MIN_WORKERS"])]
+        print(json.dumps([found.launch.rank, found.incarnation, *told]))
         if found.launch.rank == 1 and found.incarnation < 2:
             sys.exit(9)
     """)
@@ -197,6 +200,7 @@ def test_standard_input_is_not_shared(script):
         (("--threads", "0", "SCRIPT"), "--threads 0"),
         (("--servers", "-1", "SCRIPT"), "--servers -1"),
         (("--grace", "-1", "SCRIPT"), "--grace -1"),
+        (("--step-timeout", "0", "SCRIPT"), "--step-timeout 0"),
         (("nowhere.py",), "no script nowhere.py"),
         (("/",), "is a folder"),
         (("/bin/sh",), "not a Python file"),
@@ -226,3 +230,36 @@ def test_a_module_that_is_not_there_after_all_is_a_traceback_of_the_scripts(scri
     assert done.code == 1
     assert "gradtide/launch" not in done.err
     assert "ModuleNotFoundError" in done.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("options", "seconds"), [((), 1800.0), (("--step-timeout", 7.5), 7.5)])
+def test_a_step_waits_for_a_worker_that_lives_as_long_as_the_command_says(script, options, seconds):
+    path = script("""
+        import gradtide
+        from gradtide.timeouts import default_timeouts
+        print(default_timeouts() == gradtide.Timeouts(step_s=default_timeouts().step_s), default_timeouts().step_s)
+    """)
+    done = run(*FAST, "--workers", 2, *options, path)
+    assert (done.code, sorted(done.out.splitlines())) == (0, [f"[{rank}] True {seconds}" for rank in range(2)])
+
+
+def test_a_worker_that_fails_has_not_finished_for_those_who_wait_for_it(script):
+    path = script("""
+        import os, sys
+        from gradtide.collective import Group
+        from gradtide.errors import PeerLost
+
+        rank = int(os.environ["RANK"])
+        if rank < 2:
+            Group.join(f"{os.environ['GRADTIDE_JOB']}-{rank}", 0, 2).barrier()
+            sys.exit(3) if rank else open("/nowhere/at/all")
+        for other in range(2):
+            group = Group.join(f"{os.environ['GRADTIDE_JOB']}-{other}", 1, 2)
+            group.barrier()
+            try:
+                group.barrier()
+            except PeerLost as error:
+                print(str(error).partition(";")[0])
+    """)
+    done = run("--workers", 3, "--min-workers", 1, path)
+    assert lines_of(done.out, 2) == 2 * ["rank 0 died or left during barrier"], done.err

@@ -37,6 +37,7 @@ def gone_after(pids):
     return wait_until(lambda: not any(map(lives, pids)), 10)
 
 
+@pytest.mark.timing
 def test_after_ctrl_c_all_are_gone_in_two_seconds_even_the_stubborn(script):
     number = signal.SIGINT
     process = start(*FAST, "--workers", 2, script(STUBBORN))
@@ -49,6 +50,7 @@ def test_after_ctrl_c_all_are_gone_in_two_seconds_even_the_stubborn(script):
     assert done.err.splitlines()[-1] == f"gradtide: ended by {signal.Signals(number).name}"
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_other_signals_reach_every_worker_and_give_the_exit_code(script, number):
     process = start(*FAST, "--workers", 2, script(FAMILY))
@@ -113,6 +115,7 @@ def test_a_signal_while_torch_is_being_loaded_ends_it_at_once(script):
     assert (done.code, done.out) == (130, ""), done.err
 
 
+@pytest.mark.quick
 def test_nothing_is_left_when_the_launcher_is_killed(script):
     process = start(*FAST, "--workers", 2, script(FAMILY))
     pids = pids_in(read_lines(process.stdout, 2))

@@ -1,7 +1,7 @@
 """Several devices give what one device gives."""
 
 import copy
-from functools import partial
+from functools import cache, partial
 from itertools import cycle
 
 import pytest
@@ -54,15 +54,27 @@ def furthest(left, right):
     return max((a.double() - b.double()).abs().max().item() for a, b in pairs)
 
 
+MOMENTUM = partial(torch.optim.SGD, momentum=0.9)
+
+
+@cache
+def plain_lenet(dtype):
+    return train_plainly(build_model("lenet", seed=1), dtype, 0.05, MOMENTUM)
+
+
 @pytest.mark.parametrize("strategy", ["root", "host", "sharded"])
-@pytest.mark.parametrize("devices", [1, 2, 3, 4])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "devices"),
+    [
+        *((torch.float64, 1e-10, devices) for devices in (1, 2, 3, 4)),
+        (torch.float32, 1e-5, 4),
+        *(pytest.param(torch.float32, 1e-5, devices, marks=pytest.mark.slow) for devices in (1, 2, 3)),
+    ],
+)
 def test_k_devices_reach_the_parameters_of_one(strategy, devices, dtype, tolerance):
-    model = build_model("lenet", seed=1)
-    sgd = partial(torch.optim.SGD, momentum=0.9)
-    plain, losses = train_plainly(model, dtype, 0.05, sgd)
+    plain, losses = plain_lenet(dtype)
     assert sum(losses[-4:]) < 0.8 * sum(losses[:4])
-    modules = train_on(model, dtype, 0.05, devices, strategy, optimizer=sgd)
+    modules = train_on(build_model("lenet", seed=1), dtype, 0.05, devices, strategy, optimizer=MOMENTUM)
     assert furthest(modules[0], plain) < tolerance
     for module in modules[1:]:
         assert furthest(module, modules[0]) == 0
@@ -98,7 +110,7 @@ def with_batch_norm(**options):
 
 
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}])
-@pytest.mark.parametrize("devices", [2, 3, 4])
+@pytest.mark.parametrize("devices", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_shared_batch_norm_on_k_devices_equals_one_running_statistics_included(devices, options):
     model = with_batch_norm(**options)
     plain, losses = train_plainly(model, torch.float64, lr=0.05)

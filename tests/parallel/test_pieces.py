@@ -9,7 +9,9 @@ from torch.nn import functional
 
 from gradtide.errors import ConfigError, DeviceError
 from gradtide.parallel import DevicePool, find_devices, replicate, split_batch, train_batch
-from gradtide.parallel.randomness import DeviceRandom
+from gradtide.parallel.devices.randomness import DeviceRandom
+
+pytestmark = pytest.mark.quick
 
 
 def test_replicas_on_cpu_share_no_memory_with_the_model_or_each_other():

@@ -14,6 +14,8 @@ from gradtide.schedule.request import Request
 from gradtide.topology.model import Link, Node, NodeKind, Topology
 from gradtide.topology.presets import both_ways, preset
 
+pytestmark = pytest.mark.quick
+
 MB = 1_000_000
 
 

@@ -11,13 +11,13 @@ from gradtide.schedule.packing.trees import demand_of
 from gradtide.schedule.plan import request_for
 
 
-def problem(seed: int) -> linear.Programme:
+def problem(seed: int) -> linear.LinearProgramme:
     chance = np.random.default_rng(seed)
     cost, at_most = chance.uniform(0.1, 1, 40), -chance.uniform(0, 1, (20, 40)) * (chance.random((20, 40)) < 0.4)
     equal, feasible = chance.uniform(0, 1, (2, 40)), chance.uniform(0, 1, 40)
     most = np.full(40, 0.9) if seed % 2 else None
     feasible = np.minimum(feasible, 0.9)
-    return linear.Programme(cost, at_most, at_most @ feasible + 0.1, equal, equal @ feasible, most)
+    return linear.LinearProgramme(cost, at_most, at_most @ feasible + 0.1, equal, equal @ feasible, most)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -61,7 +61,7 @@ def test_with_another_scipy_a_plan_is_the_same():
 
 def test_what_the_extension_gives_up_on_scipy_names():
     nothing = np.zeros((0, 1))
-    impossible = linear.Programme(np.ones(1), np.ones((1, 1)), -np.ones(1), nothing, np.zeros(0))
+    impossible = linear.LinearProgramme(np.ones(1), np.ones((1, 1)), -np.ones(1), nothing, np.zeros(0))
     assert linear._through_core(linear._core(linear.CORE), impossible) is None
     with pytest.raises(AssertionError, match="infeasible"):
         linear.minimise(impossible)

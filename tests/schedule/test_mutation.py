@@ -5,12 +5,16 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
+
 from gradtide.errors import ScheduleError
 from gradtide.schedule import strategies
 from gradtide.schedule.model import Op, Schedule
 from gradtide.schedule.request import STRATEGIES, NotApplicable, Request
 from gradtide.schedule.verify import verify
 from gradtide.topology.presets import preset
+
+pytestmark = pytest.mark.quick
 
 assert strategies.__all__
 

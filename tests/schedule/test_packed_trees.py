@@ -8,12 +8,12 @@ from gradtide.schedule.model import Collective, Schedule
 from gradtide.schedule.packing.generate import pack
 from gradtide.schedule.packing.machines import alike
 from gradtide.schedule.packing.network import network_of
-from gradtide.schedule.packing.pieces import Group, cut, groups_of, hop_loads, steps
+from gradtide.schedule.packing.pieces import TreeGroup, cut, groups_of, hop_loads, steps
 from gradtide.schedule.packing.side_by_side import in_rounds, levels, side_by_side
 from gradtide.schedule.packing.trees import demand_of, wire_loads
 from gradtide.schedule.packing.whole import fitting, least_ratios
+from gradtide.schedule.predict.simulate import simulate
 from gradtide.schedule.request import NotApplicable, Request
-from gradtide.schedule.simulate import simulate
 from gradtide.schedule.strategies.packed_trees import _written, packed_trees
 from gradtide.schedule.verify import verify
 from gradtide.topology.model import Link, Node, NodeKind, Topology
@@ -131,7 +131,7 @@ def test_machines_that_differ_have_no_trees_that_are_alike():
 
 
 def test_sums_wait_for_each_other_and_copies_for_the_sum():
-    star = Group(0, 1.0, ((1, 0), (2, 0)), ((0, 1), (0, 2)))
+    star = TreeGroup(0, 1.0, ((1, 0), (2, 0)), ((0, 1), (0, 2)))
     assert levels(star) == [(0, 1, 0, True), (1, 2, 0, True), (2, 0, 1, False), (2, 0, 2, False)]
 
 
@@ -194,14 +194,14 @@ def test_groups_pair_the_trees_of_each_root_without_changing_their_parts():
 
 
 def test_pieces_are_dealt_by_largest_remainder():
-    groups = [Group(0, 0.5, (), ()), Group(0, 0.3, (), ()), Group(1, 0.2, (), ())]
+    groups = [TreeGroup(0, 0.5, (), ()), TreeGroup(0, 0.3, (), ()), TreeGroup(1, 0.2, (), ())]
     assert cut(groups, 7, per_root=False).tolist() == [4, 2, 1]
     assert cut(groups, 8, per_root=True).tolist() == [3, 1, 4] or cut(groups, 8, per_root=True).tolist() == [2, 2, 4]
 
 
 def test_a_node_adds_up_one_arrival_at_a_time_but_sends_to_all_at_once():
-    assert steps(Group(0, 1.0, ((1, 0), (2, 0), (3, 0)), ((0, 1), (0, 2), (0, 3)))) == 4
-    assert steps(Group(0, 1.0, ((3, 2), (2, 1), (1, 0)), ((0, 1), (1, 2), (2, 3)))) == 6
+    assert steps(TreeGroup(0, 1.0, ((1, 0), (2, 0), (3, 0)), ((0, 1), (0, 2), (0, 3)))) == 4
+    assert steps(TreeGroup(0, 1.0, ((3, 2), (2, 1), (1, 0)), ((0, 1), (1, 2), (2, 3)))) == 6
 
 
 def test_subsets_without_a_ring_are_served():

@@ -1,10 +1,12 @@
 import itertools
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 import gradtide
-from gradtide.errors import ConfigError, DeviceError, GradtideError, TopologyError
+from gradtide.errors import ConfigError, DeviceError, GradtideError, OutputError, ScheduleError, TopologyError
 from gradtide.schedule.plan import Plan, plan, request_for, seconds_of_each
 from gradtide.schedule.request import STRATEGIES, Request
 from gradtide.schedule.verify import verify
@@ -19,8 +21,65 @@ def row(found: Plan, name: str):
     return next(row for row in found.table if row.name == name)
 
 
+def texts_of(path: Path) -> list[str]:
+    """matplotlib writes each text of an SVG as a comment before its glyphs."""
+    return re.findall(r"<!-- (.*?) -->", path.read_text())
+
+
 def test_plan_is_exported():
     assert gradtide.plan is plan
+
+
+def test_a_size_may_be_a_number_of_bytes_or_a_text():
+    assert plan("ring:4", size="2MB").best.seconds == plan("ring:4", 2 * MB).best.seconds
+    with pytest.raises(TopologyError, match="is not a size"):
+        plan("ring:4", "much")
+
+
+def test_a_plan_draws_what_its_winner_or_another_sends_over_each_link(tmp_path):
+    found = plan("dgx1-v100", size="160MB")
+    found.draw(tmp_path / "plan.svg")
+    found.draw(str(tmp_path / "ring.svg"), strategy="ring")
+    winner, ring = (texts_of(tmp_path / name) for name in ("plan.svg", "ring.svg"))
+    assert winner[0] == ring[0] == found.title == "all_reduce of 160 MB on dgx1-v100 (8 devices)"
+    assert "rings: 2.614 ms, lower bound 2.593 ms" in winner
+    assert "ring: 7.799 ms, lower bound 2.593 ms" in ring
+    assert any(text.startswith("busiest link: gpu1 → gpu2, 93.33 MB in 2.59 ms") for text in winner)
+    assert {f"gpu{i}" for i in range(1, 9)} <= set(winner)
+
+
+def test_two_links_between_the_same_nodes_are_drawn_as_one_with_the_load_of_both(tmp_path):
+    ends = [Node("a", NodeKind.DEVICE), Node("b", NodeKind.DEVICE)]
+    links = [Link(*pair, 1e9, 1e-6, wire=wire) for pair in (("a", "b"), ("b", "a")) for wire in ("", "aside")]
+    found = plan(Topology("twins", tuple(ends), tuple(links)), 8 * MB)
+    found.draw(tmp_path / "plan.svg")
+    carried = found.best.simulation.link_bytes
+    (text,) = [text for text in texts_of(tmp_path / "plan.svg") if text.startswith("busiest link")]
+    assert f"{(carried[0] + carried[1]) / 1e6:,.4g} MB" in text
+
+
+def test_a_plan_writes_when_its_winner_or_another_uses_each_link(tmp_path):
+    found = plan("ring:4", size="1MB")
+    for name in (None, "tree"):
+        found.timeline(tmp_path / "trace.json", strategy=name)
+        events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        best = found.best if name is None else row(found, name)
+        assert events[0]["args"]["name"] == f"{best.name}: {found.title}"
+        slices = [event for event in events if event["ph"] == "X"]
+        assert {event["name"] for event in slices} == {
+            f"{op.kind} chunk {op.chunk} (op {op.id})" for op in best.schedule.ops
+        }
+        assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(best.seconds * 1e6, abs=1e-2)
+
+
+def test_drawing_a_strategy_that_the_plan_has_not_says_why(tmp_path):
+    found = plan("dgx1-v100", "1MB", devices=["gpu1", "gpu2", "gpu3"])
+    with pytest.raises(ScheduleError, match="has no strategy 'rings': the links between these devices form no ring"):
+        found.draw(tmp_path / "plan.svg", "rings")
+    with pytest.raises(ScheduleError, match="has no strategy 'tre'; did you mean 'tree'"):
+        found.timeline(tmp_path / "trace.json", "tre")
+    with pytest.raises(OutputError, match=r"its name must end in \.svg"):
+        found.draw(tmp_path / "plan.gif")
 
 
 def test_the_table_has_every_strategy_and_the_fastest_first():
@@ -142,7 +201,7 @@ def test_devices_that_are_not_wired_together_are_named():
     ("arguments", "error", "fault"),
     [
         ({"topology": "dgx9"}, TopologyError, "no topology is called 'dgx9'"),
-        ({"size_bytes": 0}, ConfigError, "at least one byte, not 0"),
+        ({"size": 0}, ConfigError, "at least one byte, not 0"),
         ({"collective": "gossip"}, ConfigError, "no collective is called 'gossip'; known are all_reduce"),
         ({"devices": ["gpu0", "gpu9"]}, DeviceError, "pcie-4gpu has no device 'gpu9'; its devices are gpu0"),
         ({"devices": ["gpu0", "cpu"]}, DeviceError, "pcie-4gpu has no device 'cpu'"),
@@ -154,7 +213,7 @@ def test_devices_that_are_not_wired_together_are_named():
 )
 def test_arguments_that_make_no_sense_are_one_clear_line(arguments: dict, error: type[Exception], fault: str):
     with pytest.raises(error, match=fault):
-        plan(**({"topology": "pcie-4gpu", "size_bytes": MB} | arguments))
+        plan(**({"topology": "pcie-4gpu", "size": MB} | arguments))
 
 
 def test_a_broadcast_starts_where_it_is_asked_to():
@@ -169,3 +228,8 @@ def test_a_one_way_ring_is_planned_too():
     found = plan(Topology("loop", tuple(Node(name, NodeKind.DEVICE) for name in names), links), 10 * MB)
     assert row(found, "ring").seconds > 0
     assert found.skipped["ring-both-ways"] == "the ring has no way back"
+
+
+def test_the_old_name_of_the_size_still_works_and_says_so():
+    with pytest.warns(DeprecationWarning, match="size="):
+        assert plan("pcie-4gpu", size_bytes=4096).best.seconds == plan("pcie-4gpu", "4096B").best.seconds

@@ -12,9 +12,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "planner.md").read_text()
 
 
-def test_the_examples_of_the_page_run():
+def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     failed, tried = doctest.testfile(str(DOCS / "planner.md"), module_relative=False)
     assert (failed, tried > 5) == (0, True)
+    assert {path.name for path in tmp_path.iterdir()} == {"plan.svg", "trace.json", "ring.png"}
 
 
 def test_the_pictures_of_the_page_are_there():

@@ -10,6 +10,8 @@ from gradtide.schedule.serialize import schedule_from_json, schedule_to_json
 from gradtide.schedule.verify import verify
 from gradtide.topology.presets import preset
 
+pytestmark = pytest.mark.quick
+
 assert strategies.__all__  # importing them registers them
 
 GPUS = ("gpu0", "gpu1", "gpu2", "gpu3")

@@ -6,12 +6,14 @@ import pytest
 from gradtide.errors import ConfigError, ScheduleError
 from gradtide.schedule import strategies
 from gradtide.schedule.model import Op, Schedule
+from gradtide.schedule.predict.servers_model import ServerCluster, push_pull_seconds
+from gradtide.schedule.predict.sharing import Path, Sharing
+from gradtide.schedule.predict.simulate import simulate
 from gradtide.schedule.request import STRATEGIES, Request
-from gradtide.schedule.servers_model import ServerCluster, push_pull_seconds
-from gradtide.schedule.sharing import Path, Sharing
-from gradtide.schedule.simulate import simulate
 from gradtide.topology.model import Link, Node, NodeKind, Topology
 from gradtide.topology.presets import both_ways, preset
+
+pytestmark = pytest.mark.quick
 
 assert strategies.__all__
 

@@ -1,13 +1,15 @@
 import pytest
 
 from gradtide.schedule import strategies
+from gradtide.schedule.build.rings import find_rings
+from gradtide.schedule.build.wiring import wiring_of
+from gradtide.schedule.predict.simulate import simulate
 from gradtide.schedule.request import STRATEGIES, NotApplicable, Request
-from gradtide.schedule.rings import find_rings
-from gradtide.schedule.simulate import simulate
 from gradtide.schedule.verify import verify
-from gradtide.schedule.wiring import wiring_of
 from gradtide.topology.model import Link, Node, NodeKind, Topology
 from gradtide.topology.presets import preset
+
+pytestmark = pytest.mark.quick
 
 assert strategies.__all__
 

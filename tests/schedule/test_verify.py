@@ -10,6 +10,8 @@ from gradtide.schedule.request import STRATEGIES, Request
 from gradtide.schedule.verify import verify
 from gradtide.topology.presets import preset
 
+pytestmark = pytest.mark.quick
+
 assert strategies.__all__
 
 PAIR = (Op(0, 0, 1, 0, "reduce"), Op(1, 1, 0, 0, "copy", (0,)))
@@ -99,9 +101,9 @@ def test_a_frame_that_makes_no_sense_is_refused(other: dict[str, object], fault:
 def test_a_ring_of_64_is_verified_in_well_under_a_second():
     ring = STRATEGIES["ring"](Request(preset("ring:64"), tuple(f"gpu{i}" for i in range(64)), 1 << 20))
     assert len(ring.ops) == 8064
-    start = time.perf_counter()
+    start = time.process_time()  # not what others on this machine take of its time
     assert verify(ring).steps == 126
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_fifty_thousand_ops_with_indirect_deps_are_verified_in_seconds():
@@ -109,10 +111,10 @@ def test_fifty_thousand_ops_with_indirect_deps_are_verified_in_seconds():
     ring = STRATEGIES["ring"](Request(preset("ring:160"), tuple(f"gpu{i}" for i in range(160)), 1 << 20))
     chained = tuple(op._replace(deps=(op.id - 1,) if op.id else ()) for op in ring.ops)
     assert len(chained) == 50_880
-    start = time.perf_counter()
+    start = time.process_time()
     proof = verify(Schedule(ring.name, ring.collective, ring.ranks, ring.contributors, ring.weights, chained))
     assert proof.steps == 50_880
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))

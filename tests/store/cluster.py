@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradtide.store.host import Host
-from gradtide.store.membership import Membership
-from gradtide.store.messages import KeySpec, decode, encode
-from gradtide.store.operations import Done, Send, TellCoordinator
-from gradtide.store.placement import block_elements
-from gradtide.store.session import Session
-from gradtide.store.updates import TorchArithmetic
+from gradtide.store.client.operations import Done, Send, TellCoordinator
+from gradtide.store.client.session import Session
+from gradtide.store.coordinator.membership import Membership
+from gradtide.store.rules.updates import TorchArithmetic
+from gradtide.store.shard.shard_set import ShardSet
+from gradtide.store.wire.messages import KeySpec, decode, encode
+from gradtide.store.wire.placement import block_elements
 
 
 class Cluster:
@@ -23,7 +23,7 @@ class Cluster:
     def __init__(self, servers: int, workers: int, shuffle: Random | None = None) -> None:
         self.membership = Membership()
         arithmetic = TorchArithmetic()
-        self.hosts = {f"s{i}": Host(f"s{i}", 1, f"s{i}", arithmetic, servers) for i in range(servers)}
+        self.hosts = {f"s{i}": ShardSet(f"s{i}", 1, f"s{i}", arithmetic, servers) for i in range(servers)}
         self.sessions = {f"w{i}": Session[Tensor](f"w{i}", 1, i, workers) for i in range(workers)}
         self.done: dict[tuple[str, int], Done[Tensor]] = {}
         self.shuffle = shuffle

@@ -1,13 +1,6 @@
 import pytest
 
-from gradtide.store.local import Forks, local_servers
-
-
-@pytest.fixture(scope="session")
-def forks():
-    """One process with torch loaded makes the servers of all tests."""
-    with Forks() as made:
-        yield made
+from gradtide.store.local.servers import local_servers
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """Who is silent, and who only was not listening: the machines, by a clock of the test's own."""
 
-from gradtide.store.host import Host
-from gradtide.store.membership import Membership
-from gradtide.store.messages import (
+import pytest
+
+from gradtide.store.coordinator.membership import Membership
+from gradtide.store.shard.shard_set import ShardSet
+from gradtide.store.wire.messages import (
     Beat,
     CaughtUp,
     Init,
@@ -19,7 +21,9 @@ from gradtide.store.messages import (
     Version,
     Welcome,
 )
-from gradtide.testing.numbers import ExactArithmetic, Number
+from gradtide.testing.simulator.numbers import ExactArithmetic, Number
+
+pytestmark = pytest.mark.quick
 
 SHARDS = 1024
 
@@ -29,8 +33,8 @@ def all_on_the_first() -> Table:
     return Table(1, 1, servers, (0,) * SHARDS, 1, ((1,),) * SHARDS, ((),) * SHARDS, (0,) * SHARDS)
 
 
-def primary_with_an_unconfirmed_entry() -> Host[Number]:
-    host = Host("s0", 1, "s0", ExactArithmetic())
+def primary_with_an_unconfirmed_entry() -> ShardSet[Number]:
+    host = ShardSet("s0", 1, "s0", ExactArithmetic())
     host.tick(10.0)
     host.hear(Welcome("s0", 1, 2.0), 10.0)
     host.hear(all_on_the_first(), 10.0)
@@ -40,7 +44,7 @@ def primary_with_an_unconfirmed_entry() -> Host[Number]:
     return host
 
 
-def complains(host: Host[Number], now_s: float) -> bool:
+def complains(host: ShardSet[Number], now_s: float) -> bool:
     return any(isinstance(word, Lagging) for word in host.tick(now_s))
 
 
@@ -81,7 +85,7 @@ def test_a_replica_that_learns_of_the_table_late_is_told_again_at_once() -> None
     """Without a tick of the primary's clock: after half a second it would have said it again by itself."""
     primary = primary_with_an_unconfirmed_entry()
     primary.replication.now_s = 10.0
-    replica = Host("s1", 1, "s1", ExactArithmetic())
+    replica = ShardSet("s1", 1, "s1", ExactArithmetic())
     replica.tick(10.0)
     replica.hear(Welcome("s1", 1, 2.0), 10.0)
     entry = Replicate(1, "s0", 5, Version(), Version(1, 1), Version(1, 1))

@@ -1,3 +1,4 @@
+import re
 import threading
 
 import pytest
@@ -5,7 +6,9 @@ import torch
 
 import gradtide
 from gradtide.errors import Closed, ConfigError, PeerLost, PeerTimeout, StoreError, UnknownKey
-from gradtide.store.client import Timeouts
+from gradtide.timeouts import Timeouts
+
+pytestmark = pytest.mark.quick
 
 BIG = 3_000_000  # float32: three blocks
 
@@ -127,16 +130,29 @@ def _note_failure(failed, work):
 def test_keys_info_and_servers(store):
     store.init("a.weight", torch.zeros(BIG), update=gradtide.update("adam", lr=0.5))
     store.init("a.bias", torch.zeros(2, dtype=torch.float64))
-    store.init("b", torch.zeros(1), consistency="bounded(4)")
+    store.init("b", torch.zeros(1), consistency="bounded:4")
     assert store.keys() == ["a.bias", "a.weight", "b"]
     assert store.keys("a.") == ["a.bias", "a.weight"]
     info = store.info("a.weight")
     assert (info.shape, info.dtype, info.size_bytes) == ((BIG,), "float32", 4 * BIG)
     assert info.servers == ("server-0", "server-1")
-    assert store.info("b").consistency == "bounded(4)"
+    assert store.info("b").consistency == "bounded:4"
     store.push("a.weight", torch.ones(BIG)).wait()
     assert store.info("a.weight").version > info.version
     assert sum(server["bytes"] for server in store.servers()) == 4 * BIG + 16 + 4
+
+
+def test_the_old_spelling_of_consistency_works_for_one_release_and_names_the_new_one(servers):
+    with pytest.warns(DeprecationWarning, match=r"'bounded\(2\)' is written 'bounded:2' now") as warned:
+        store = gradtide.connect(servers.address, consistency="bounded(2)")
+    with store:
+        store.init("w", torch.zeros(1))
+        with pytest.warns(DeprecationWarning, match=r"'bounded:3'") as again:
+            store.init("v", torch.zeros(1), consistency="bounded(3)")
+        assert [store.info(key).consistency for key in "wv"] == ["bounded:2", "bounded:3"]
+    assert {warning.filename for warning in (*warned, *again)} == {__file__}
+    with pytest.raises(ConfigError, match="choose async, bsp or bounded:k, as in bounded:4"):
+        gradtide.connect(servers.address, consistency="bounded")
 
 
 def test_a_second_client_finds_what_the_first_made(store, servers):
@@ -155,6 +171,15 @@ def test_configure_changes_the_rule(store):
     assert torch.equal(store.push_pull("w", torch.ones(3)), torch.full((3,), -0.25))
     with pytest.raises(StoreError, match="SGD"):
         store.configure("w", beta=1)
+    store.init("v", torch.zeros(3), update=gradtide.update("adam", lr=1.0))
+    store.configure("v", betas=(0.0, 0.25), lr=torch.tensor(0.5))
+    store.push_pull("v", torch.ones(3))
+    value = torch.nn.Parameter(torch.zeros(3))
+    value.grad = torch.ones(3)
+    torch.optim.Adam([value], lr=0.5, betas=(0.0, 0.25)).step()
+    assert torch.allclose(store.pull("v"), value)
+    with pytest.raises(ConfigError, match="betas holds a list, which servers can't be told"):
+        store.configure("v", betas=([0.1], 0.2))
 
 
 def test_every_mistake_is_one_clear_line(store, servers, tmp_path):
@@ -198,8 +223,8 @@ def push_until_it_waits(store):
         store.push("w", torch.ones(2)).wait()
 
 
-def test_waiting_for_a_worker_that_does_not_push_says_so(servers):
-    patience = Timeouts(step_s=0.3)
+def test_waiting_for_a_worker_that_does_not_push_says_so_first_in_a_line_and_then_as_an_error(servers, capfd):
+    patience = Timeouts(step_s=0.7, notice_s=0.1)
     with (
         gradtide.connect(servers.address, worker=0, consistency="bsp", timeouts=patience) as first,
         gradtide.connect(servers.address, worker=1, consistency="bsp"),
@@ -207,6 +232,22 @@ def test_waiting_for_a_worker_that_does_not_push_says_so(servers):
         first.init("w", torch.zeros(2), update=gradtide.update("mean"))
         with pytest.raises(PeerTimeout, match="other workers of round"):
             push_until_it_waits(first)
+        (line,) = capfd.readouterr().err.splitlines()
+        assert re.match(r"gradtide: push of 'w' has waited [\d.]+ s for the other workers of round", line)
+
+
+def test_a_store_that_is_gone_is_noticed_soon_though_a_step_may_take_long(forks):
+    with gradtide.local_servers(2, forks=forks) as servers:
+        store = gradtide.connect(servers.address, timeouts=Timeouts(lost_s=0.3))
+        store.init("w", torch.zeros(BIG), update=gradtide.update("add"))
+    with pytest.raises(PeerLost, match=r"server-. at .* can't be reached for 0.3 s during push of 'w'"):
+        store.push("w", torch.ones(BIG)).wait()
+    store.close()
+
+
+def test_timeouts_that_make_no_sense_are_refused():
+    with pytest.raises(ConfigError, match=r"Timeouts\(step_s=0\) makes no sense; give more than 0 seconds"):
+        Timeouts(step_s=0)
 
 
 def test_nothing_that_was_pushed_is_kept_by_an_optimizer_outside_of_rounds(store):

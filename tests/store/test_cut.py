@@ -6,15 +6,17 @@ import pytest
 import torch
 from cluster import Cluster
 
-from gradtide.store.copies import Copies
-from gradtide.store.cut import Cut, Cutting
-from gradtide.store.image import restore, revive
-from gradtide.store.messages import KeySpec, Part, Piece, Push, Pushed, Source, Table, UpdateRule, Version
-from gradtide.store.parts import PushPart
-from gradtide.store.refusals import Refusal
-from gradtide.store.rounds import Block
-from gradtide.store.shard import Shard
-from gradtide.store.updates import TorchArithmetic
+from gradtide.store.rules.updates import TorchArithmetic
+from gradtide.store.shard.cut import Cut, Cutting
+from gradtide.store.shard.image import restore, revive
+from gradtide.store.shard.refusals import Refusal
+from gradtide.store.shard.rounds import Block
+from gradtide.store.shard.shard import Shard
+from gradtide.store.shard.shard_events import PushPart
+from gradtide.store.snapshot.copies import Copies
+from gradtide.store.wire.messages import KeySpec, Part, Piece, Push, Pushed, Source, Table, UpdateRule, Version
+
+pytestmark = pytest.mark.quick
 
 ADAM = UpdateRule("adam", {"lr": 0.1})
 SPECS = [KeySpec(f"k{i}", (7,), "float32", ADAM, delay) for i in range(6) for delay in (0,)]

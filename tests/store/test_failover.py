@@ -7,11 +7,12 @@ import time
 
 import pytest
 import torch
+from store_processes import pid_of, wait_until
 
 import gradtide
+from gradtide.chaos.footprint import footprint
 from gradtide.errors import ConfigError, RolledBack
 from gradtide.events import Degraded
-from gradtide.testing.footprint import footprint
 
 KEYS = [f"k{i}" for i in range(8)]
 ONES = [torch.ones(3, dtype=torch.int64)] * len(KEYS)
@@ -32,22 +33,12 @@ def total(store):
     return number
 
 
-def pid_of(servers, name):
-    return next(process.pid for process in servers.processes if process.name == name)
-
-
-def wait_until(condition, timeout_s=20):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 def is_whole(store):
     """Does every shard have a replica in sync?"""
     return all(store.table.backups)
 
 
+@pytest.mark.quick
 def test_a_push_acknowledged_before_the_kill_is_there_after_failover(pair):
     with gradtide.connect(pair.address) as store:
         add_keys(store)
@@ -81,6 +72,7 @@ def test_an_optimizer_goes_on_on_the_replica_with_the_same_bits(pair):
         assert torch.equal(train(store, "calm", kill=False), train(store, "disturbed", kill=True))
 
 
+@pytest.mark.timing
 def test_a_server_that_is_stopped_is_replaced_within_its_lease_and_no_stale_write_counts(pair):
     with gradtide.connect(pair.address) as store:
         add_keys(store)

@@ -3,9 +3,11 @@
 import pytest
 
 from gradtide.errors import DataError, OutputError
-from gradtide.store.journal import Journal
-from gradtide.store.membership import Membership, Record
-from gradtide.store.messages import Join
+from gradtide.store.coordinator.journal import Journal
+from gradtide.store.coordinator.membership import Membership, Record
+from gradtide.store.wire.messages import Join
+
+pytestmark = pytest.mark.quick
 
 
 def record_of_a_store() -> Record:

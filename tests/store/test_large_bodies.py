@@ -6,10 +6,12 @@ from contextlib import ExitStack
 import torch
 
 import gradtide
-from gradtide.store.messages import Part, Piece, Push, Pushed, Refused, decode, encode, layout_name
+from gradtide.store.wire.messages import Part, Piece, Push, Pushed, Refused, decode, encode, layout_name
+from gradtide.store.wire.placement import shard_of
 from gradtide.transport.authenticate import dial, parse_address
-from gradtide.transport.connection import MOST_WINDOWS, Connection
-from gradtide.transport.window import connect_sharing
+from gradtide.transport.connection import MOST_RINGS, open_connection
+from gradtide.transport.keys import Credentials
+from gradtide.transport.shared_ring import connect_sharing
 
 MB = 1 << 20
 
@@ -59,13 +61,13 @@ def test_a_server_takes_no_memory_that_could_shrink(forks):
         address = parse_address(f"unix:{servers.folder}/server-0")
         loose = os.memfd_create("loose")
         os.truncate(loose, 64 * MB)
-        with dial(address, b"", "client", memory=loose) as sock:
-            assert len(sock.recv(100)) == 12, "credit, and no word of a window"
+        with dial(address, Credentials(), "worker", memory=loose).sock as sock:
+            assert len(sock.recv(100)) == 12, "credit, and no word of a ring"
         os.close(loose)
-        connection = connect_sharing(address, b"", "client", 5.0, "server")
+        connection = connect_sharing(address, Credentials(), "worker", 5.0, "server")
         connection.on_messages(lambda message: None, lambda: None)
         while not connection._shares:
-            connection.wait(5.0, "the window")
+            connection.wait(5.0, "the ring")
             connection.receive()
         connection.close()
 
@@ -76,8 +78,8 @@ def test_connections_that_end_leave_no_descriptor_and_no_memory_behind(forks):
 
         def held() -> tuple[int, int]:
             with open(f"/proc/{server.pid}/maps") as maps:
-                windows = sum("gradtide-window" in line for line in maps)
-            return len(os.listdir(f"/proc/{server.pid}/fd")), windows
+                rings = sum("gradtide-ring" in line for line in maps)
+            return len(os.listdir(f"/proc/{server.pid}/fd")), rings
 
         def once() -> None:
             with gradtide.connect(servers.address) as store:
@@ -96,27 +98,27 @@ def test_connections_that_end_leave_no_descriptor_and_no_memory_behind(forks):
 
 def test_a_server_shares_memory_with_so_many_and_serves_the_others_through_their_sockets(forks):
     with gradtide.local_servers(1, forks=forks) as servers, ExitStack() as open_now:
-        stores = [open_now.enter_context(gradtide.connect(servers.address)) for _ in range(MOST_WINDOWS + 3)]
+        stores = [open_now.enter_context(gradtide.connect(servers.address)) for _ in range(MOST_RINGS + 3)]
         stores[0].init("w", torch.zeros(100_000), update=gradtide.update("add"))
         for store in stores:
             store.push("w", torch.ones(100_000)).wait()
         shares = [link.connection._shares for store in stores for link in store._engine.links.all()]
-        assert shares.count(True) == MOST_WINDOWS
-        assert torch.equal(stores[-1].pull("w"), torch.full((100_000,), MOST_WINDOWS + 3.0))
+        assert shares.count(True) == MOST_RINGS
+        assert torch.equal(stores[-1].pull("w"), torch.full((100_000,), MOST_RINGS + 3.0))
 
 
 def test_refused_pushes_cost_no_credit(forks):
     """Three times what a client may have on its way, all refused; then one that is not."""
     with gradtide.local_servers(1, forks=forks) as servers, gradtide.connect(servers.address) as store:
         store.init("w", torch.zeros(MB), update=gradtide.update("add"))
-        layout, table = store._session.layout(("w",)), store._session.table
-        parts = (Part(layout.parts[0].shard, (Piece("w", 0, 0, MB, 4 * MB),)),)
+        table = store.table
+        parts = (Part(shard_of("w", 0), (Piece("w", 0, 0, MB, 4 * MB),)),)
         for sharing in (False, True):
             address = parse_address(table.servers[0].address)
             if sharing:
-                connection = connect_sharing(address, b"", "client", 5.0, "server")
+                connection = connect_sharing(address, Credentials(), "worker", 5.0, "server")
             else:
-                connection = Connection(dial(address, b"", "client"), "server", credit_bytes=0)
+                connection = open_connection(dial(address, Credentials(), "worker"), "server", credit_bytes=0)
             answers = []
             connection.on_messages(lambda data, into=answers: into.append(decode(data)), lambda: None)
             body = memoryview(torch.ones(MB).numpy()).cast("B")
@@ -136,6 +138,6 @@ def test_who_hangs_up_right_after_its_proof_harms_nobody(forks):
     with gradtide.local_servers(1, forks=forks) as servers, gradtide.connect(servers.address) as store:
         (server,) = [process for process in servers.processes if process.name.startswith("server")]
         for _ in range(200):
-            dial(parse_address(f"unix:{servers.folder}/server-0"), b"", "client").close()
+            dial(parse_address(f"unix:{servers.folder}/server-0"), Credentials(), "worker").close()
         store.init("w", torch.zeros(4), update=gradtide.update("add"))
         assert [process.pid for process in servers.processes if process.name == server.name] == [server.pid]

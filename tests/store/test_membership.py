@@ -3,8 +3,10 @@
 import pytest
 
 from gradtide.errors import StoreError
-from gradtide.store.membership import FORGET_LEASES, Membership, Tell
-from gradtide.store.messages import (
+from gradtide.store.coordinator.membership import FORGET_LEASES, Membership
+from gradtide.store.coordinator.peers import Tell
+from gradtide.store.wire.messages import (
+    Absent,
     Beat,
     CaughtUp,
     Decree,
@@ -18,6 +20,8 @@ from gradtide.store.messages import (
     Table,
     Welcome,
 )
+
+pytestmark = pytest.mark.quick
 
 
 def said(tells: list[Tell], kind: type) -> dict[str, Message]:
@@ -88,11 +92,23 @@ def test_who_leaves_or_falls_silent_is_out_at_the_next_decree() -> None:
     assert members(said(membership.hear(Leave("w1", 1), 0.5), Decree)["s0"]) == [0, 2]
     membership.hear(Beat("w0", 1), 1.5)
     membership.hear(Beat("s0", 1), 1.5)
+    membership.lost("w2", 1)  # a connection that is closed, and not opened again within a lease
     assert members(said(membership.tick(2.5), Decree)["s0"]) == [0]
     refused = said(membership.hear(Beat("w2", 1), 2.6), Welcome)["w2"]
     assert not refused.accepted
-    assert "join again" in refused.text
+    assert refused.text == "", "it may join again"
     assert said(membership.tick(2.7), Decree) == {}
+
+
+def test_a_worker_whose_connection_stands_may_hang_for_longer_than_a_server() -> None:
+    membership = joined(0)
+    for quarter in range(1, 241):
+        membership.hear(Beat("s0", 1), quarter / 4)
+        assert said(membership.tick(quarter / 4), Decree) == {}
+    assert members(said(membership.tick(60.1), Decree)["s0"]) == []
+    told = membership.hear(Join("worker", "w0", 1, worker=0), 60.2)
+    decree = said(membership.hear(Promise("s0", 1, said(told, Propose)["s0"].number, 9, 1), 60.3), Decree)["s0"]
+    assert decree.members == (Member(0, 9, "w0", 1),)
 
 
 def members(decree: Message) -> list[int]:
@@ -117,8 +133,30 @@ def test_promises_that_are_lost_are_asked_for_again() -> None:
     assert set(said(membership.tick(1.0), Propose)) == {"s1"}
 
 
+def test_a_living_server_is_not_displaced_by_one_of_the_same_name() -> None:
+    membership = started()
+    for second in (server(1, incarnation=2), server(1, incarnation=0)):
+        refused = said(membership.hear(second, 1.0), Welcome)["s1"]
+        assert not refused.accepted
+        assert "another s1 at host:1 is alive" in refused.text
+
+
+def test_incarnations_are_given_in_order_and_the_same_to_who_asks_again() -> None:
+    membership, told = Membership(), []
+    for token in (7, 7, 8):
+        joins = Join("client", f"c{token}", 0, token=token)
+        told += [said(membership.hear(joins, 0.0), Welcome)[f"c{token}"]]
+    assert [(word.incarnation, word.token) for word in told] == [(1, 7), (1, 7), (2, 8)]
+    record = membership.take_unwritten()
+    assert record is not None
+    again = Membership.restore(record, 50.0)
+    later = said(again.hear(Join("client", "c9", 0, token=9), 50.0), Welcome)["c9"].incarnation
+    assert later > 2, "nobody gets a number twice, whoever starts again"
+
+
 def test_a_server_that_comes_back_gets_a_new_epoch_and_the_earlier_start_is_refused() -> None:
     membership = started()
+    membership.lost("s1", 1)
     table = said(membership.hear(server(1, incarnation=2), 5.0), Table)["s0"]
     assert table.epoch == 2
     assert table.servers[1].address == "host:2"
@@ -132,6 +170,7 @@ def test_two_living_processes_cannot_be_the_same_worker() -> None:
     refused = said(membership.hear(rival, 0.1), Welcome)["other"]
     assert not refused.accepted
     assert "worker 0 is taken by w0" in refused.text
+    membership.lost("w0", 1)
     membership.tick(3.0)
     assert said(membership.hear(rival, 3.1), Welcome)["other"].accepted
 
@@ -144,13 +183,30 @@ def test_whoever_is_unknown_is_asked_to_join() -> None:
 
 def test_servers_are_told_of_clients_that_are_gone() -> None:
     membership = started()
-    for name in ("c0", "c1"):
-        membership.hear(Join("client", name, 3), 0.0)
-    assert said(membership.hear(Leave("c0", 3), 1.0), Gone) == {"s0": Gone("c0", 3), "s1": Gone("c0", 3)}
+    for number in (3, 4):
+        membership.hear(Join("client", f"c{number}", number), 0.0)
+    membership.hear(Leave("c3", 3), 1.0)
+    assert said(membership.tick(0.1), Gone) == dict.fromkeys(("s0", "s1"), Gone(Absent(5, (4,))))
     told = [tell for quarter in range(8 * FORGET_LEASES) for tell in membership.tick(quarter / 4)]
     assert said(told, Gone) == {}
-    assert said(membership.tick(2.0 * FORGET_LEASES + 0.1), Gone)["s0"] == Gone("c1", 3)
+    assert said(membership.tick(2.0 * FORGET_LEASES + 0.1), Gone)["s0"] == Gone(Absent(5))
     assert set(membership.peers) == {"s0", "s1"}
+    refused = said(membership.hear(Join("client", "c4", 4), 200.0), Welcome)["c4"]
+    assert not refused.accepted
+    assert "connect again" in refused.text
+
+
+def test_a_worker_that_hangs_is_struck_off_after_its_own_lease_and_not_forgotten_before() -> None:
+    membership, forget_s = joined(0, 1), 2 * FORGET_LEASES
+    membership.worker_lease_s = forget_s + 10.0
+    told = [tell for half in range(2 * forget_s + 10) for tell in membership.tick(half / 2)]
+    assert {"w0", "w1"} <= set(membership.peers), "rounds still wait for them"
+    assert said(told, Gone) == {}
+    for half in range(2 * forget_s + 10, 2 * forget_s + 30):
+        membership.tick(half / 2)
+    assert membership.decree is not None
+    assert membership.decree.members == (), "nobody waits for who is gone"
+    assert {"w0", "w1"}.isdisjoint(membership.peers)
 
 
 def test_a_restarted_worker_is_out_at_once_and_in_again_at_a_later_round() -> None:
@@ -243,6 +299,7 @@ def test_who_was_given_up_while_its_primary_was_overdue_leads_when_the_primary_h
     for s in range(1, 12):
         membership.tick(s / 10)
     membership.lost("s1", 1)
+    membership.lost("s0", 1)
     membership.hear(Join("server", "s0", 2, "s0", expected=2, replicas=1), 1.2)
     membership.hear(Beat("s1", 1), 1.3)
     assert membership.table is not None

@@ -4,10 +4,12 @@ from collections import Counter
 
 import pytest
 
-from gradtide.store.membership import Membership
-from gradtide.store.messages import Beat, CaughtUp, Join, Leave, Table
-from gradtide.store.moving import is_settled
-from gradtide.store.placement import SHARDS, shard_of
+from gradtide.store.coordinator.membership import Membership
+from gradtide.store.coordinator.shard_moves import is_settled
+from gradtide.store.wire.messages import Beat, CaughtUp, Join, Leave, Table
+from gradtide.store.wire.placement import SHARDS, shard_of
+
+pytestmark = pytest.mark.quick
 
 
 class Driven:
@@ -136,6 +138,7 @@ def test_a_server_that_was_started_again_has_not_been_asked_to_go() -> None:
     driven = Driven(2)
     driven.membership.hear(Leave("s1", 1), 0.0)
     assert driven.membership.leaving == {"s1"}
+    driven.membership.lost("s1", 1)
     driven.join("s1", incarnation=2)
     assert driven.membership.leaving == frozenset()
     driven.settle()

@@ -5,7 +5,9 @@ from collections import Counter
 
 import pytest
 
-from gradtide.store.placement import SHARDS, block_count, block_span, deal, key_hash, shard_of
+from gradtide.store.wire.placement import SHARDS, block_count, block_span, deal, key_hash, shard_of
+
+pytestmark = pytest.mark.quick
 
 
 def test_the_hash_of_a_key_is_the_same_in_every_process() -> None:

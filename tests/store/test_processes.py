@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,6 +14,10 @@ import torch
 
 import gradtide
 from gradtide.errors import AuthenticationError, ConfigError
+from gradtide.processes.ready import can_read, can_write
+from gradtide.processes.scratch import ScratchFolder
+from gradtide.store.local.status import ask_status
+from gradtide.transport.keys import derive_key_file, make_secret_file, read_credentials
 
 
 def lives(pid):
@@ -67,6 +72,47 @@ def test_nothing_is_left_when_the_parent_is_killed():
     wait_until(lambda: not Path(folder).exists())
 
 
+def test_the_folder_of_a_process_that_was_killed_is_swept_at_the_next_start(tmp_path, monkeypatch):
+    code = """if True:
+        import os, signal
+        from gradtide.processes.scratch import ScratchFolder
+        print(ScratchFolder().path, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    killed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    left = killed.stdout.strip()
+    assert os.path.isdir(left)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with ScratchFolder() as first, ScratchFolder():
+        assert not os.path.exists(left)
+        assert os.path.isdir(first.path)
+    assert not list(tmp_path.glob("gradtide-*"))
+
+
+def test_the_folder_goes_also_when_the_process_that_made_the_servers_was_killed():
+    with gradtide.local_servers(1) as servers:
+        os.kill(servers._forks._process.pid, signal.SIGKILL)
+        servers._forks._process.wait()
+    assert not os.path.exists(servers.folder)
+
+
+def test_descriptors_above_what_select_knows_are_waited_for_like_any(tmp_path):
+    low = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        read, write = os.pipe()
+        assert read > 1023
+        assert can_read([read], 0) == []
+        os.write(write, b"x")
+        assert can_read([read], 10) == [read]
+        assert can_write([write], 10) == [write]
+        os.close(read)
+        os.close(write)
+    finally:
+        for number in low:
+            os.close(number)
+
+
 def test_zero_servers_are_refused():
     with pytest.raises(ConfigError, match="at least one"):
         gradtide.local_servers(0)
@@ -79,21 +125,28 @@ def run_cli(*arguments):
 
 
 def test_the_roles_run_over_tcp_with_a_secret_and_can_be_looked_into(tmp_path):
-    secret = tmp_path / "secret"
-    gradtide.transport.authenticate.make_secret_file(secret)
+    """The coordinator in clear, as TCP on one machine is; the server with TLS, as between machines."""
+    secret, key, operator = tmp_path / "secret", tmp_path / "w3", tmp_path / "operator"
+    make_secret_file(secret)
+    derive_key_file(secret, key, "worker", "w3")
+    derive_key_file(secret, operator, "operator", "")
     roles = [run_cli("coordinator", "tcp:127.0.0.1:0", "--secret-file", str(secret))]
     try:
         address = roles[0].stdout.readline().split()[-1]
         roles.append(
-            run_cli("serve", "tcp:127.0.0.1:0", "--coordinator", address, "--name", "s0", "--secret-file", str(secret))
+            run_cli("serve", "tls:127.0.0.1:0", "--coordinator", address, "--name", "s0", "--secret-file", str(secret))
         )
-        assert roles[1].stdout.readline().startswith("s0 listens at tcp:127.0.0.1:")
-        with gradtide.connect(address, secret_file=secret) as store:
+        assert roles[1].stdout.readline().startswith("s0 listens at tls:127.0.0.1:")
+        with gradtide.connect(address, secret_file=key) as store:
             store.init("w", torch.arange(6.0).view(2, 3), update=gradtide.update("add"))
             assert torch.equal(store.push_pull("w", torch.ones(2, 3)), torch.arange(6.0).view(2, 3) + 1)
+            large = torch.arange(3_000_000.0)
+            store.init("large", large, update=gradtide.update("add"))
+            assert torch.equal(store.push_pull("large", large), 2 * large)
             _look_inside(address, str(secret))
+            assert ask_status(address, read_credentials(operator)).servers["s0"] is not None
         other = tmp_path / "other"
-        gradtide.transport.authenticate.make_secret_file(other)
+        make_secret_file(other)
         with pytest.raises(AuthenticationError, match="wrong secret"):
             gradtide.connect(address, secret_file=other)
         with pytest.raises(AuthenticationError, match="secret_file"):
@@ -103,7 +156,8 @@ def test_the_roles_run_over_tcp_with_a_secret_and_can_be_looked_into(tmp_path):
             role.terminate()
             _, errors = role.communicate(timeout=20)
             assert role.returncode == 0, errors
-            assert errors == ""
+            refused = "refused 'worker' from 127.0.0.1: it does not know the secret"  # once for both
+            assert errors == (f"coordinator: {refused}\n" if role is roles[0] else "")
 
 
 def _look_inside(address, secret):

@@ -7,6 +7,8 @@ import torch
 
 import gradtide
 
+pytestmark = pytest.mark.quick
+
 RULES = {
     "sgd": {"lr": 0.1},
     "momentum": {"lr": 0.05, "momentum": 0.9, "nesterov": True},

@@ -7,11 +7,15 @@ import time
 
 import pytest
 import torch
+from store_processes import pid_of
 
 import gradtide
 from gradtide.errors import CommunicationError
-from gradtide.store.host import Host
-from gradtide.store.messages import (
+from gradtide.store.rules.updates import TorchArithmetic
+from gradtide.store.server.server import Server
+from gradtide.store.server.uplink import Uplink
+from gradtide.store.shard.shard_set import ShardSet
+from gradtide.store.wire.messages import (
     Beat,
     Init,
     Keys,
@@ -26,14 +30,12 @@ from gradtide.store.messages import (
     encode,
     layout_name,
 )
-from gradtide.store.placement import deal
-from gradtide.store.server import Server
-from gradtide.store.updates import TorchArithmetic
-from gradtide.store.uplink import Uplink
+from gradtide.store.wire.placement import deal, shard_of
 from gradtide.transport.authenticate import HANDSHAKE_S, dial, parse_address
-from gradtide.transport.connection import Connection
+from gradtide.transport.connection import Connection, open_connection
 from gradtide.transport.frames import HEADER, PLACE, Kind, cut, shared, whole
-from gradtide.transport.window import make_window, open_window
+from gradtide.transport.keys import Credentials
+from gradtide.transport.shared_ring import make_ring, open_ring
 
 PARTS = (Part(5, (Piece("w", 0, 0, 4, 16),)),)
 
@@ -53,21 +55,18 @@ def resident_bytes(pid):
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def pid_of(started, name):
-    return next(process.pid for process in started.processes if process.name == name)
-
-
 def test_three_hundred_clients_at_once(one):
     """All connected and all with a request under way at the same time, driven from one thread."""
     with gradtide.connect(one.address) as store:
         store.init("w", torch.zeros(4, dtype=torch.int64), update=gradtide.update("add"))
         info = store.info("w")
-        shard, epoch = next(iter(store._session.layout(("w",)).parts)).shard, store._session.table.epoch
-        parts = (Part(shard, (Piece("w", 0, 0, 4, 32),)),)
+        epoch = store.table.epoch
+        parts = (Part(shard_of("w", 0), (Piece("w", 0, 0, 4, 32),)),)
         body = memoryview(torch.ones(4, dtype=torch.int64).numpy()).cast("B")
         clients = []
         for i in range(300):
-            connection = Connection(dial(parse_address(f"unix:{server_path(one)}"), b"", "client"), f"client {i}")
+            line = dial(parse_address(f"unix:{server_path(one)}"), Credentials(), "worker")
+            connection = open_connection(line, f"client {i}")
             answers = []
             connection.on_messages(lambda data, answers=answers: answers.append(bytes(data)), lambda: None)
             clients.append((connection, answers))
@@ -149,17 +148,17 @@ class Everything:
     def __init__(self, folder):
         folder.chmod(0o700)
         address = parse_address(f"unix:{folder}/s")
-        self.host = Host("s", 1, str(address), TorchArithmetic())
+        self.host = ShardSet("s", 1, str(address), TorchArithmetic())
         self.host.hear(Table(1, 1, (ServerEntry("s", str(address), 1),), deal(1)), 0.0)
-        self.server = Server(self.host, address, Uplink(address, b""))
-        descriptor, self.other_end = make_window()
-        self.window = open_window(descriptor)
+        self.server = Server(self.host, address, Uplink(address, Credentials()))
+        descriptor, self.other_end = make_ring()
+        self.ring = open_ring(descriptor)
 
     def receive(self, data):
         """As one connection; raises what drops a connection."""
         here, there = socket.socketpair()
         connection = Connection(here, "mutant")
-        connection.use_window(self.window)
+        connection.use_ring(self.ring)
         try:
             self.server._greet(connection)
             connection.feed(data[:100_000])
@@ -183,9 +182,10 @@ def run_mutants(folder, count, seed):
     server.server.close()
 
 
-def test_a_hundred_thousand_mutated_frames_do_no_harm(caplog, tmp_path):
+def test_thousands_of_mutated_frames_do_no_harm(caplog, tmp_path):
+    """More by what they say: test_hostile.py."""
     caplog.set_level("CRITICAL")
-    run_mutants(tmp_path, 100_000, seed=1)
+    run_mutants(tmp_path, 4_000, seed=1)
 
 
 @pytest.mark.slow
@@ -201,7 +201,7 @@ def test_a_live_server_serves_on_among_mutants_and_its_memory_is_bounded(one):
         pid = pid_of(one, "server-0")
         before = resident_bytes(pid)
         for i in range(1000):
-            sock = dial(parse_address(f"unix:{server_path(one)}"), b"", "client")
+            sock = dial(parse_address(f"unix:{server_path(one)}"), Credentials(), "worker").sock
             sock.sendall(mutated(source, seeds))
             sock.shutdown(socket.SHUT_WR)
             said = b""
@@ -220,7 +220,7 @@ def test_a_frame_that_claims_gigabytes_is_refused_before_anything_is_allocated(o
     pid = pid_of(one, "server-0")
     before = resident_bytes(pid)
     for meta, body in ((0xFFFFFFFF, 0), (10, 0xFFFFFFFF), (10, (4 << 20) + 1), (64 << 10, 0)):
-        sock = dial(parse_address(f"unix:{server_path(one)}"), b"", "client")
+        sock = dial(parse_address(f"unix:{server_path(one)}"), Credentials(), "worker").sock
         sock.sendall(HEADER.pack(Kind.MESSAGE, meta, body))
         sock.settimeout(10)
         while sock.recv(4096):  # credit first, then the end

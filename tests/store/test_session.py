@@ -1,7 +1,11 @@
 """One client, message by message."""
 
-from gradtide.store.filter import WINDOW
-from gradtide.store.messages import (
+import pytest
+
+from gradtide.store.client.operations import Done, Send
+from gradtide.store.client.session import Session, SessionOptions
+from gradtide.store.wire.credit import ANSWERS_KEPT
+from gradtide.store.wire.messages import (
     Configure,
     Decree,
     KeySpec,
@@ -17,9 +21,9 @@ from gradtide.store.messages import (
     UpdateRule,
     Version,
 )
-from gradtide.store.operations import Done, Send
-from gradtide.store.placement import SHARDS, block_elements, deal, shard_of
-from gradtide.store.session import Session, SessionOptions
+from gradtide.store.wire.placement import SHARDS, block_elements, deal, shard_of
+
+pytestmark = pytest.mark.quick
 
 BIG = KeySpec("big", (2 * block_elements(8),), "int64", UpdateRule("add"))
 SMALL = KeySpec("small", (4,), "int64", UpdateRule("add"))
@@ -90,6 +94,14 @@ def test_what_is_not_answered_goes_again_with_the_same_bytes_less_and_less_often
     assert sends(made.tick(100.0)) == []
 
 
+def test_a_request_that_was_sent_very_often_still_waits_for_its_turn() -> None:
+    made = session()
+    made.push(made.layout(("small",)), ["a"], now_s=0.0)
+    times = [tick for tick in range(9000) if sends(made.tick(float(tick)))]
+    assert len(times) > 1100  # 2**1100 is no float
+    assert times[-1] - times[-2] == 8
+
+
 def test_an_operation_is_done_when_every_shard_has_answered_once() -> None:
     made = session()
     sequence, _ = made.push(made.layout(("big",)), ["a", "b"], now_s=0.0)
@@ -144,9 +156,9 @@ def test_credit_holds_back_what_the_server_has_not_taken_in() -> None:
 def test_no_more_pushes_are_unanswered_than_a_shard_remembers() -> None:
     made = session()
     layout = made.layout(("small",))
-    sent = [len(sends(made.push(layout, ["a"], now_s=0.0)[1])) for _ in range(WINDOW + 2)]
-    assert sum(sent) == WINDOW
-    assert [send.message.sequence for send in sends(answer(made, "small", 1))] == [WINDOW + 1]
+    sent = [len(sends(made.push(layout, ["a"], now_s=0.0)[1])) for _ in range(ANSWERS_KEPT + 2)]
+    assert sum(sent) == ANSWERS_KEPT
+    assert [send.message.sequence for send in sends(answer(made, "small", 1))] == [ANSWERS_KEPT + 1]
 
 
 def test_a_broken_connection_sends_again_in_order_with_the_layout() -> None:
@@ -217,8 +229,21 @@ def test_a_worker_counts_its_steps() -> None:
     assert sends(made.push(made.layout(("small",)), ["x"], now_s=0.0)[1])[0].message.round == 0
 
 
-def test_a_worker_that_is_put_out_is_told_so() -> None:
+def test_a_worker_that_was_struck_off_learns_from_the_servers_what_counted_and_is_in_again() -> None:
     made = session(worker=3)
+    made.learn(KeySpec("a", (4,), "int64", UpdateRule("add"), delay=0))
+    made.hear(Decree(1, 2, (Member(3, 1, "c", 1),)), 0.0)
+    made.push(made.layout(("a",)), ["x"], now_s=0.0)
+    assert made.hear(Decree(1, 3, ()), 0.0) == []
+    assert not made.ready
+    assert len(made.operations) == 1
+    made.hear(Decree(1, 4, (Member(3, 7, "c", 1),)), 0.0)
+    assert made.ready
+    assert made.step == 7
+
+
+def test_a_worker_that_is_put_out_for_good_is_told_so() -> None:
+    made = session(worker=3, rejoin=False)
     made.learn(KeySpec("a", (4,), "int64", UpdateRule("add"), delay=0))
     made.hear(Decree(1, 2, (Member(3, 1, "c", 1),)), 0.0)
     made.push(made.layout(("a",)), ["x"], now_s=0.0)
@@ -254,3 +279,33 @@ def test_ten_thousand_keys_are_still_one_request_a_server() -> None:
     assert len(layout.parts) <= SHARDS
     _, told = made.push(layout, ["v"] * 10_000, now_s=0.0)
     assert len(sends(told)) == 2
+
+
+def test_a_request_at_which_a_living_server_hangs_up_three_times_fails_alone() -> None:
+    made = session()
+    bad, _ = made.push(made.layout(("small",)), ["x"], now_s=0.0)
+    good, _ = made.push(made.layout(("small",)), ["y"], now_s=0.0)
+    name = server_of("small")
+    for _ in range(3):  # the first time it may have been for either
+        told = made.lost(name, 0.0, hung_up=True)
+        assert done(told) == []
+        assert [send.message.sequence for send in sends(told)] == [bad], "by itself, to see whether it is that one"
+    for _ in range(5):
+        assert done(made.lost(name, 0.0)) == [], "one that was started again, or could not be reached, is no reason"
+    (failed,) = done(made.lost(name, 0.0, hung_up=True))
+    assert failed.sequence == bad
+    assert "has hung up 3 times at this request" in failed.refused.text
+    assert list(made.operations) == [good]
+
+
+def test_a_network_that_cuts_again_and_again_ends_no_request() -> None:
+    """Cuts while much is under way say nothing about the first of them, and what is kept for a while is no poison."""
+    made = session()
+    sequences = [made.push(made.layout(("small",)), ["x"], now_s=0.0)[0] for _ in range(5)]
+    name, wait_s = server_of("small"), made.options.resend_s
+    for number in range(1, 10):
+        assert done(made.lost(name, number * wait_s, hung_up=True)) == []
+        assert sends(made.tick((number + 0.99) * wait_s)) == []
+        again = made.tick((number + 1) * wait_s)
+        assert {send.message.sequence for send in sends(again)} >= set(sequences[1:])
+    assert list(made.operations) == sequences

@@ -7,30 +7,29 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
+from store_processes import pid_of
 
 import gradtide
 from gradtide.checkpoint.manifest import read_manifest, verify
 from gradtide.checkpoint.places import open_place
 from gradtide.checkpoint.shelf import Shelf
 from gradtide.errors import Closed, ConfigError, DataError, GradtideError, RolledBack, StoreError
-from gradtide.store.coordinator import Coordinator
-from gradtide.store.exchange import collect_values
-from gradtide.store.host import Host
-from gradtide.store.server import Server
-from gradtide.store.shard_file import read_shards
-from gradtide.store.status import ask_status
-from gradtide.store.updates import TorchArithmetic
-from gradtide.store.uplink import Uplink
+from gradtide.store.coordinator.coordinator import Coordinator
+from gradtide.store.local.status import ask_status
+from gradtide.store.rules.updates import TorchArithmetic
+from gradtide.store.server.server import Server
+from gradtide.store.server.uplink import Uplink
+from gradtide.store.shard.shard_set import ShardSet
+from gradtide.store.snapshot.export import collect_values
+from gradtide.store.snapshot.shard_file import read_shards
 from gradtide.transport.authenticate import parse_address
+from gradtide.transport.keys import Credentials
 
 KEYS = [f"k{i}" for i in range(8)]
-
-
-def pid_of(servers, name):
-    return next(process.pid for process in servers.processes if process.name == name)
 
 
 def workers_of(stack, servers, count=2):
@@ -97,11 +96,12 @@ def test_checkpoints_under_load_are_one_cut_and_nobody_stops(forks, tmp_path):
         handles, rounds = [], [0, 0]
 
         def work(worker):
+            """Until the store is closed: the visitor's last cut is of a round that both have yet to push."""
             with contextlib.suppress(Closed):
-                while not over.is_set():
+                while True:
                     stores[worker].push(ones).wait()
                     rounds[worker] += 1
-                    if worker == 0 and rounds[0] % 5 == 0 and (not handles or handles[-1].done()):
+                    if worker == 0 and rounds[0] % 5 == 0 and len(handles) < 4 and all(each.done() for each in handles):
                         with contextlib.suppress(StoreError):  # while the visitor's is being taken
                             handles.append(stores[0].checkpoint(tmp_path / "worker", wait=False))
                         if len(handles) == 4:
@@ -185,7 +185,7 @@ def kill_during_checkpoints(forks, path, kills):
     rng, complete = random.Random(5), 0
     with (
         gradtide.local_servers(3, replicas=1, forks=forks) as servers,
-        gradtide.connect(servers.address, timeouts=gradtide.store.engine.Timeouts(resend_s=0.1)) as store,
+        gradtide.connect(servers.address, timeouts=gradtide.Timeouts(resend_s=0.1)) as store,
     ):
         store.init({key: torch.zeros(50_000) for key in KEYS}, update=gradtide.update("add"))
         began_s = time.monotonic()
@@ -253,6 +253,16 @@ def test_what_is_lost_comes_back_from_the_last_checkpoint(forks, tmp_path, polic
         assert all(torch.equal(new, old + 1) for new, old in zip(store.pull(KEYS), before, strict=True))
 
 
+def test_a_checkpoint_stays_whatever_becomes_of_the_old_ones(forks, tmp_path):
+    with gradtide.local_servers(1, forks=forks) as servers, gradtide.connect(servers.address) as store:
+        store.init("w", torch.ones(10))
+        first = store.checkpoint(tmp_path)
+        (Path(first.address) / "manifest.json").write_text("flipped")
+        with pytest.warns(UserWarning, match=first.address):
+            second = store.checkpoint(tmp_path, keep=1)
+    assert Shelf(tmp_path).newest() == second
+
+
 def test_mistakes_are_one_clear_line_and_nothing_is_started(forks, tmp_path):
     with gradtide.local_servers(1, forks=forks) as servers, gradtide.connect(servers.address) as store:
         store.init("w", torch.ones(10))
@@ -283,8 +293,8 @@ def test_a_store_in_one_process_writes_to_memory(tmp_path):
     address = f"unix:{tmp_path}/c"
     processes = [Coordinator(parse_address(address))]
     for i in range(2):
-        host = Host(f"s{i}", 1, f"unix:{tmp_path}/s{i}", TorchArithmetic(), 2)
-        processes.append(Server(host, parse_address(host.address), Uplink(parse_address(address), b"")))
+        host = ShardSet(f"s{i}", 1, f"unix:{tmp_path}/s{i}", TorchArithmetic(), 2)
+        processes.append(Server(host, parse_address(host.address), Uplink(parse_address(address), Credentials())))
     threads = [threading.Thread(target=process.run) for process in processes]
     for thread in threads:
         thread.start()

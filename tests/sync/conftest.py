@@ -3,8 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from gradtide.store.local import Forks
-
 HERE = Path(__file__).parent
 for folder in (HERE.parent / "collective", HERE):
     sys.path.insert(0, str(folder))  # the workers' processes import ranks and training by that name too
@@ -18,10 +16,3 @@ def workers():
     started = Ranks(4)
     yield started
     started.close()
-
-
-@pytest.fixture(scope="session")
-def forks():
-    """One fork server for all stores of these tests."""
-    with Forks() as started:
-        yield started

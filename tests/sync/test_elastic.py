@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import epochs_script
 import numpy as np
 import pytest
 import torch
@@ -15,9 +16,9 @@ HERE = Path(__file__).parent
 STEPS = 6
 
 
-def start(folder, options, arguments):
+def start(folder, options, arguments, script="elastic_script.py"):
     paths = [str(HERE), str(HERE.parent / "collective"), *sys.path]
-    command = [sys.executable, "-m", "gradtide", "run", *options, str(HERE / "elastic_script.py"), str(folder)]
+    command = [sys.executable, "-m", "gradtide", "run", *options, str(HERE / script), str(folder)]
     return subprocess.Popen(
         [*command, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -27,8 +28,8 @@ def start(folder, options, arguments):
     )
 
 
-def run(folder, options, arguments):
-    process = start(folder, options, arguments)
+def run(folder, options, arguments, script="elastic_script.py"):
+    process = start(folder, options, arguments, script)
     output, _ = process.communicate(timeout=120)
     return process.returncode, output
 
@@ -59,7 +60,12 @@ def check(folder, workers, wanted):
 
 @pytest.mark.parametrize(
     ("share", "optimizer", "victim"),
-    [("shared", "sgd", 0), ("shared", "adam", 2), ("shared", "momentum", 1), ("copies", "adam", 2)],
+    [
+        ("shared", "adam", 2),
+        ("copies", "adam", 2),
+        pytest.param("shared", "sgd", 0, marks=pytest.mark.slow),
+        pytest.param("shared", "momentum", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_that_a_worker_did_not_live_to_finish_never_was(tmp_path, wanted, share, optimizer, victim):
     call = random.Random(f"{optimizer} {victim}").randrange(10, 40)
@@ -81,7 +87,14 @@ def test_one_after_the_other_until_one_is_left(tmp_path, wanted):
     check(tmp_path, [2], wanted["adam"])
 
 
-@pytest.mark.parametrize(("share", "victim"), [("shared", 0), ("shared", 1), ("copies", 0)])
+@pytest.mark.parametrize(
+    ("share", "victim"),
+    [
+        ("shared", 0),
+        pytest.param("shared", 1, marks=pytest.mark.slow),
+        pytest.param("copies", 0, marks=pytest.mark.slow),
+    ],
+)
 def test_a_worker_that_is_started_again_gets_its_state_from_a_survivor(tmp_path, wanted, victim, share):
     deaths = [f"{victim}:0:{13 if share == 'shared' else 4}"]
     code, output = run(tmp_path, ["--workers", "2", "--max-restarts", "1"], [str(STEPS), "adam", share, *deaths])
@@ -103,3 +116,31 @@ def test_over_servers_a_worker_that_is_started_again_rejoins(tmp_path):
     found = [np.load(tmp_path / f"{worker}.npz") for worker in range(2)]
     for name in found[0].files:
         assert np.array_equal(found[0][name], found[1][name])
+
+
+@pytest.mark.parametrize(
+    ("sync", "resumes"),
+    [
+        ("group", "resumes"),
+        ("group", "begins anew"),
+        pytest.param("servers", "resumes", marks=pytest.mark.slow),
+        pytest.param("servers", "begins anew", marks=pytest.mark.slow),
+    ],
+)
+def test_a_schedule_by_epochs_survives_a_worker_that_is_started_again(tmp_path, sync, resumes):
+    """A worker that begins anew steps its schedule again, on top of the others' rate: theirs counts for all."""
+    options = ["--workers", "2", "--max-restarts", "1", *(["--servers", "1"] if sync == "servers" else [])]
+    code, output = run(tmp_path, options, [sync, resumes, "1"], "epochs_script.py")
+    assert code == 0, output
+    assert "is started again" in output
+    net, rule, scheduler = epochs_script.build()
+    for _ in range(epochs_script.EPOCHS):
+        for x, y in training.batches(torch.float64, epochs_script.STEPS):
+            rule.zero_grad()
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            rule.step()
+        scheduler.step()
+    if sync == "group":
+        check(tmp_path, range(2), [p.detach().numpy() for p in net.parameters()])
+    else:  # what the dead worker had of a round is lost with it, but all hold the same
+        check(tmp_path, range(2), list(np.load(tmp_path / "0.npz").values()))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from gradtide.decrees import scale
 from gradtide.errors import ConfigError
+from gradtide.processes.job_protocol import scale
 
 HERE = Path(__file__).parent
 STEPS = 600

@@ -2,6 +2,7 @@
 
 import copy
 import uuid
+from functools import cache
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from torch.nn import functional
 import gradtide
 import gradtide.errors
 from gradtide.collective import Group
-from gradtide.collective.choose import nominal_topology
+from gradtide.collective.executors.choose import nominal_topology
 from gradtide.sync import Job
 from gradtide.train.digits import load_digits
 from gradtide.train.models import lenet
@@ -37,8 +38,11 @@ def build(name, dtype):
     return MODELS[name]().to(dtype)
 
 
+digits = cache(load_digits)
+
+
 def batches(dtype, steps, size=29):
-    (images, labels), _ = load_digits()
+    (images, labels), _ = digits()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(1))
     for step in range(steps):
         chosen = order[torch.arange(step * size, (step + 1) * size) % len(order)]
@@ -331,28 +335,16 @@ def _clip(model, rule, x, y):
 
 MISTAKES = {
     "optimizer.step()": (
-        lambda job: _first_step(job, {}, lambda model, rule, x, y: rule.step()),
-        "call model.step() instead of optimizer.step()",
-    ),
-    "optimizer.step() of copies": (
-        lambda job: _first_step(job, {"share_parameters": False}, lambda model, rule, x, y: rule.step()),
+        lambda job: _first_step(job, {"share_parameters": True}, lambda model, rule, x, y: rule.step()),
         "call model.step() instead of optimizer.step()",
     ),
     "a gradient changed by hand": (
-        lambda job: _first_step(job, {}, _clip),
+        lambda job: _first_step(job, {"share_parameters": True}, _clip),
         "was changed between backward and step",
     ),
     "synchronise() of shared parameters": (
-        lambda job: _first_step(job, {}, lambda model, rule, x, y: model.synchronise()),
+        lambda job: _first_step(job, {"share_parameters": True}, lambda model, rule, x, y: model.synchronise()),
         "share_parameters=False",
-    ),
-    "two backwards": (
-        lambda job: _first_step(
-            job,
-            {"share_parameters": False},
-            lambda model, rule, x, y: functional.cross_entropy(model(x), y).backward(),
-        ),
-        "put all but the last backward in no_sync()",
     ),
     "sharing what can't be shared": (
         lambda job: _first_step(job, {"share_parameters": True, "clip_norm": 1.0}, None),

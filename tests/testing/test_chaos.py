@@ -2,27 +2,30 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from random import Random
 
 import pytest
 
+from gradtide.chaos.drill import Drill, run_chaos, victims
+from gradtide.chaos.networks import MachineNetwork, flows_of
 from gradtide.errors import ConfigError
-from gradtide.store.forkserver import Alive
-from gradtide.store.messages import ServerEntry, Table
-from gradtide.testing.chaos import Plan, run_chaos, victims
+from gradtide.store.local.forkserver import Alive
+from gradtide.store.wire.messages import ServerEntry, Table
 
 
-def test_ten_kills_lose_and_double_nothing():
-    report = run_chaos(Plan(faults=10, kinds=("kill",), pause_s=0.1))
+def test_ten_kills_lose_and_double_nothing(forks):
+    report = run_chaos(Drill(faults=10, kinds=("kill",), workers=2, pause_s=0.1), forks=forks)
     assert (report.faults, report.lost, report.doubled) == (10, 0, 0)
     assert report.pushes > 100
     assert report.replicated > 0
     assert report.quantile(0.5) < 1.0, "far above what a quiet machine shows, for this one may be busy"
 
 
-def test_servers_that_are_stopped_and_coordinators_that_are_killed_cost_nothing_either():
-    report = run_chaos(Plan(faults=4, kinds=("stop", "coordinator"), seed=3, workers=2, pause_s=0.1))
+def test_servers_that_are_stopped_and_coordinators_that_are_killed_cost_nothing_either(forks):
+    report = run_chaos(Drill(faults=4, kinds=("stop", "coordinator"), seed=3, workers=2, pause_s=0.1), forks=forks)
     assert (report.faults, report.lost, report.doubled) == (4, 0, 0)
 
 
@@ -32,19 +35,80 @@ def may_make_networks() -> bool:
     )
 
 
-@pytest.mark.skipif(not may_make_networks(), reason="needs root, and iproute2")
-def test_servers_that_are_cut_off_are_replaced_and_nothing_stale_counts_when_they_are_back():
+needs_networks = pytest.mark.skipif(
+    not may_make_networks() or not shutil.which("nft"), reason="needs root, iproute2 and nftables"
+)
+ISLANDS = ("kill", "cut", "stall", "disk")
+
+
+@needs_networks
+def test_machines_that_are_killed_cut_off_stalled_and_out_of_disk_lose_nothing():
+    """Each fault once, each process in a network of its own."""
     before = os.readlink("/proc/thread-self/ns/net")
-    report = run_chaos(Plan(faults=3, kinds=("cut",), workers=2, pause_s=0.1))
-    assert (report.faults, report.lost, report.doubled) == (3, 0, 0)
+    report = run_chaos(Drill(faults=4, kinds=ISLANDS, workers=2, pause_s=0.1))
+    assert (report.faults, report.lost, report.doubled) == (4, 0, 0)
     assert report.pushes > 0
-    assert report.quantile(0.5) < 5.0, "2.5 s on a quiet machine; this one may be busy"
+    assert set(report.longest_s) == set(ISLANDS)
+    assert max(report.longest_s.values()) < 10, "4.5 s on a quiet machine; this one may be busy"
     assert os.readlink("/proc/thread-self/ns/net") == before
 
 
-def test_kills_do_not_go_with_cuts():
-    with pytest.raises(ConfigError, match="only stop goes with cut"):
-        run_chaos(Plan(kinds=("cut", "kill")))
+@needs_networks
+@pytest.mark.slow
+def test_a_hundred_rounds_of_faults_between_machines_lose_and_double_nothing():
+    report = run_chaos(Drill(faults=100, kinds=ISLANDS, seed=17))
+    assert (report.faults, report.lost, report.doubled) == (100, 0, 0)
+
+
+@needs_networks
+def test_a_stalled_flow_loses_what_one_end_says_and_new_connections_pass():
+    network = MachineNetwork()
+    try:
+        address = network.add("there")
+        with network.at("there"):
+            there = subprocess.Popen([sys.executable, "-c", ECHO, address], stdout=subprocess.PIPE)
+        with there:
+            try:
+                there.stdout.readline()
+                with dial(address) as stalled:
+                    assert echoes(stalled, 10)
+                    network.stall(there.pid, Random(0))
+                    assert not echoes(stalled, 0.5)
+                    with dial(address) as fresh:
+                        assert echoes(fresh, 10)
+                    assert flows_of(there.pid), "neither end was told"
+            finally:
+                there.kill()
+    finally:
+        network.close()
+
+
+ECHO = """
+import socket, sys, threading
+with socket.create_server((sys.argv[1], 7077)) as listener:
+    print("listens", flush=True)
+    while True:
+        peer = listener.accept()[0]
+        threading.Thread(target=lambda peer=peer: [peer.sendall(peer.recv(1)) for _ in iter(int, 1)]).start()
+"""
+
+
+def dial(address):
+    return socket.create_connection((address, 7077), timeout=10)
+
+
+def echoes(sock, timeout_s):
+    sock.settimeout(timeout_s)
+    sock.sendall(b"?")
+    try:
+        return sock.recv(1) == b"?"
+    except TimeoutError:
+        return False
+
+
+def test_coordinators_are_not_killed_where_they_could_not_be_started_again():
+    with pytest.raises(ConfigError, match="kill or stop beside cut"):
+        run_chaos(Drill(kinds=("cut", "coordinator")))
 
 
 def test_a_server_that_holds_nothing_is_no_victim_because_nobody_would_notice():
@@ -55,7 +119,7 @@ def test_a_server_that_holds_nothing_is_no_victim_because_nobody_would_notice():
     assert [process.name for process in victims("coordinator", there, table)] == ["coordinator"]
 
 
-def test_a_script_of_ones_own_can_be_disturbed(tmp_path):
+def test_a_script_of_ones_own_can_be_disturbed(forks, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(
         "import sys, torch, gradtide\n"
@@ -65,10 +129,11 @@ def test_a_script_of_ones_own_can_be_disturbed(tmp_path):
         "        store.push('w', torch.ones(3)).wait()\n"
         "    assert store.pull('w').tolist() == [3000.0] * 3\n"
     )
-    report = run_chaos(Plan(faults=2, workers=0, pause_s=0.1, script=(sys.executable, str(script), "{address}")))
+    plan = Drill(faults=2, workers=0, pause_s=0.1, script=(sys.executable, str(script), "{address}"))
+    report = run_chaos(plan, forks=forks)
     assert report.faults >= 1
 
 
 def test_an_unknown_fault_is_named():
     with pytest.raises(ConfigError, match="'flood'"):
-        run_chaos(Plan(kinds=("flood",)))
+        run_chaos(Drill(kinds=("flood",)))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gradtide.store import image, replication
+from gradtide.store.shard import image, replication
 from gradtide.testing.elastic import elastic_scenario_of, main, run_elastic_seed, run_elastic_seeds
 
 SEEDS = 40
@@ -57,8 +57,8 @@ def move_without_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def move_before_it_has_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gradtide.store.log.Log.is_close", lambda *_: True)
-    monkeypatch.setattr("gradtide.store.log.Log.has_caught_up", lambda *_: True)
+    monkeypatch.setattr("gradtide.store.shard.log.Log.is_close", lambda *_: True)
+    monkeypatch.setattr("gradtide.store.shard.log.Log.has_caught_up", lambda *_: True)
 
 
 def believe_an_old_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,27 +9,26 @@ from typing import Any
 import msgspec
 import pytest
 
-from gradtide.store import filter as filters
-from gradtide.store import log, replication
-from gradtide.store.membership import Membership, Record
-from gradtide.store.messages import Replicated
-from gradtide.testing import processes
+from gradtide.store.coordinator.membership import Membership
+from gradtide.store.shard import filter as filters
+from gradtide.store.shard import log, replication
+from gradtide.store.wire.messages import Replicated
 from gradtide.testing.simulate import replicated_scenario_of, run_seed
+from gradtide.testing.simulator import processes
 
-SEEDS = 2000
 
-
-def test_two_thousand_seeds_of_servers_and_coordinators_that_die_lose_nothing() -> None:
+@pytest.mark.parametrize("seeds", [300, pytest.param(2000, marks=pytest.mark.slow)])
+def test_seeds_of_servers_and_coordinators_that_die_lose_nothing(seeds: int) -> None:
     """Two processes take half of them each."""
-    program = [sys.executable, "-m", "gradtide.testing.simulate", "--replicas", "--seeds", str(SEEDS // 2)]
+    program = [sys.executable, "-m", "gradtide.testing.simulate", "--replicas", "--seeds", str(seeds // 2)]
     with ExitStack() as stack:
         halves = []
-        for first in (0, SEEDS // 2):
+        for first in (0, seeds // 2):
             half = subprocess.Popen([*program, "--first", str(first)], stdout=subprocess.PIPE, text=True)
             halves.append(stack.enter_context(half))
             stack.callback(half.kill)
         said = [half.communicate(timeout=900)[0] for half in halves]
-    assert said == [f"{SEEDS // 2} seeds from {first} on: every promise kept\n" for first in (0, SEEDS // 2)]
+    assert said == [f"{seeds // 2} seeds from {first} on: every promise kept\n" for first in (0, seeds // 2)]
 
 
 def test_the_same_seed_of_a_store_with_replicas_gives_the_same_history() -> None:
@@ -81,16 +80,16 @@ def believe_a_server_instead_of_the_journal(monkeypatch: pytest.MonkeyPatch) -> 
     actor = processes.CoordinatorActor
 
     class Credulous(actor):  # type: ignore[misc, valid-type]
-        def __init__(self, world: Any, lease_s: float = 2.0) -> None:
-            if world.journal:
-                record = msgspec.msgpack.decode(world.journal, type=Record)
+        def __init__(self, world: Any, lease_s: float = 2.0, disk: Any = None) -> None:
+            disk = disk or world.disk
+            if disk.record is not None:
                 tables = [a.host.table for a in world.hosts.values() if a.host.table is not None]
-                believed = min(tables, key=lambda table: table.epoch, default=record.table)
-                world.journal = msgspec.msgpack.encode(msgspec.structs.replace(record, table=believed))
-            super().__init__(world, lease_s)
+                believed = min(tables, key=lambda table: table.epoch, default=disk.record.table)
+                disk.record = msgspec.structs.replace(disk.record, table=believed)
+            super().__init__(world, lease_s, disk)
 
-    monkeypatch.setattr("gradtide.testing.trouble.CoordinatorActor", Credulous)
-    monkeypatch.setattr(Membership, "_check_journal", lambda self, join: None)
+    monkeypatch.setattr("gradtide.testing.simulator.trouble.CoordinatorActor", Credulous)
+    monkeypatch.setattr(Membership, "_knows_more", lambda self, peer: False)
 
 
 @pytest.mark.parametrize(

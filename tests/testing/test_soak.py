@@ -6,9 +6,11 @@ import sys
 
 import pytest
 
+from gradtide.chaos.footprint import descendants, footprint, still_there
+from gradtide.chaos.soak import Growth, Soak, _Watch, run_overload, run_soak
 from gradtide.errors import ConfigError
-from gradtide.testing.footprint import descendants, footprint, still_there
-from gradtide.testing.soak import Growth, Soak, _Watch, run_overload, run_soak
+
+pytestmark = pytest.mark.quick
 
 MB = 1 << 20
 

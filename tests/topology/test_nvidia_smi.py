@@ -4,8 +4,10 @@ from gradtide.errors import TopologyError
 from gradtide.topology.files import topology_named
 from gradtide.topology.formats.nvidia_smi import parse_nvidia_smi
 from gradtide.topology.model import NodeKind, Topology
-from gradtide.topology.rates import Rates
+from gradtide.topology.rates import WireRates
 from gradtide.topology.routes import Routes
+
+pytestmark = pytest.mark.quick
 
 LEGEND = """
 Legend:
@@ -122,7 +124,7 @@ def test_gpus_that_only_show_nvlinks_share_a_cpu_by_affinity():
 
 
 def test_rates_are_an_option():
-    box = read(DGX1, rates=Rates(nvlink=20e9, pcie=32e9))
+    box = read(DGX1, rates=WireRates(nvlink=20e9, pcie=32e9))
     assert {link.bytes_per_s for link in box.links} == {20e9, 32e9, 38.4e9}
 
 

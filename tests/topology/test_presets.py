@@ -8,6 +8,8 @@ from gradtide.topology.presets import PRESETS, preset
 from gradtide.topology.routes import Routes
 from gradtide.topology.validate import check
 
+pytestmark = pytest.mark.quick
+
 
 def rate_out(topology: Topology, node: str) -> float:
     return sum(link.bytes_per_s * link.count for link in topology.links if link.source == node)

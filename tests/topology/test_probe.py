@@ -10,7 +10,7 @@ import pytest
 from gradtide.errors import TopologyError
 from gradtide.topology.files import read_topology, write_topology
 from gradtide.topology.probe.fit import Fit, Sample, build_topology, fit_link, measure_link
-from gradtide.topology.probe.machine import Crew, probe_machine
+from gradtide.topology.probe.machine import ProbeCrew, probe_machine
 
 
 def children_of(pid: int) -> list[int]:
@@ -102,7 +102,7 @@ def test_a_probe_of_too_few_or_too_many_processes_is_refused(count):
 
 def test_a_process_that_dies_is_an_error_and_the_others_are_ended():
     before = set(children_of(os.getpid()))
-    with Crew(3, wait_s=20) as crew:
+    with ProbeCrew(3, wait_s=20) as crew:
         pids = [pid for pid in children_of(os.getpid()) if pid not in before]
         os.kill(pids[1], signal.SIGKILL)
         with pytest.raises(TopologyError, match="process 1 ended while it was measured"):
@@ -113,7 +113,7 @@ def test_a_process_that_dies_is_an_error_and_the_others_are_ended():
 def test_a_process_that_hangs_is_given_up_at_the_deadline():
     before = set(children_of(os.getpid()))
     start = time.monotonic()
-    with Crew(2, wait_s=0.3) as crew:
+    with ProbeCrew(2, wait_s=0.3) as crew:
         pids = [pid for pid in children_of(os.getpid()) if pid not in before]
         os.kill(pids[1], signal.SIGSTOP)
         with pytest.raises(TopologyError, match=r"process 1 gave no answer in 0\.3 s"):
@@ -124,8 +124,8 @@ def test_a_process_that_hangs_is_given_up_at_the_deadline():
 
 def test_no_process_outlives_a_parent_that_is_killed():
     code = (
-        "import time\nfrom gradtide.topology.probe.machine import Crew\n"
-        "with Crew(2, wait_s=30) as crew:\n    print('up', flush=True)\n    time.sleep(60)\n"
+        "import time\nfrom gradtide.topology.probe.machine import ProbeCrew\n"
+        "with ProbeCrew(2, wait_s=30) as crew:\n    print('up', flush=True)\n    time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

@@ -13,6 +13,8 @@ from gradtide.topology.units import (
     parse_size_range,
 )
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("text", "size_bytes"),

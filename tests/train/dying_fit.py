@@ -14,6 +14,7 @@ from torch import nn
 
 import gradtide
 from gradtide.environment import read_environment
+from gradtide.events import BatchDone
 from gradtide.train.digits import load_digits
 
 
@@ -36,9 +37,11 @@ def train(emit):
 def main():
     folder, *deaths = sys.argv[1:]
     worker = read_environment().launch.rank
-    seen = Counter()
+    seen, samples = Counter(), []
 
     def emit(event):
+        if isinstance(event, BatchDone):
+            samples.append(event.samples)
         seen[type(event).__name__] += 1
         if f"{worker}:{type(event).__name__}:{seen[type(event).__name__]}" in deaths:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -46,6 +49,7 @@ def main():
     torch.set_num_threads(1)
     parameters, history = train(emit)
     np.savez(f"{folder}/{worker}.npz", np.array(history.test_loss), *parameters)
+    np.save(f"{folder}/{worker}.samples.npy", np.array(samples))
 
 
 if __name__ == "__main__":

@@ -35,11 +35,12 @@ def test_fit_learns_the_digits():
     assert seen.loss == pytest.approx(history.test_loss[-1])
 
 
+@pytest.mark.quick
 def test_two_runs_with_one_seed_give_the_same_bits_and_another_seed_others():
     runs = []
     for seed in (3, 3, 4):
         model = build_model("lenet", 0)
-        gradtide.fit(model, (X[:300], Y[:300]), devices=2, batch_size=50, epochs=1, seed=seed)
+        gradtide.fit(model, (X[:300], Y[:300]), devices=2, batch_size=50, epochs=1, lr=0.1, seed=seed)
         runs.append(weights(model))
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
@@ -50,12 +51,13 @@ def test_dropout_in_fit_repeats_bit_for_bit_on_several_devices():
     for _ in range(3):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.Dropout(), nn.Linear(64, 10))
-        gradtide.fit(model, (X[:400], Y[:400]), devices=3, batch_size=50, epochs=1)
+        gradtide.fit(model, (X[:400], Y[:400]), devices=3, batch_size=50, epochs=1, lr=0.1)
         runs.append(weights(model))
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[0], runs[2])
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("kind", ["tensors", "dataset", "loader"])
 def test_tensors_a_dataset_and_a_loader_train_alike(kind):
     sets = {
@@ -88,9 +90,8 @@ def test_a_regression_has_a_loss_and_no_accuracy():
     model = nn.Linear(3, 1)
     x = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
     data = (x, x @ torch.tensor([[1.0], [2.0], [3.0]]))
-    history = gradtide.fit(
-        model, data, test_data=data, devices=2, batch_size=16, epochs=20, loss=nn.functional.mse_loss, optimizer="adam"
-    )
+    options = {"devices": 2, "batch_size": 16, "epochs": 20, "loss": "mse", "optimizer": "adam", "lr": 0.1}
+    history = gradtide.fit(model, data, test_data=data, **options)
     assert history.loss[-1] < history.loss[0] / 2
     assert history.accuracy[-1] is None
     assert history.test_accuracy[-1] is None
@@ -99,7 +100,7 @@ def test_a_regression_has_a_loss_and_no_accuracy():
 def test_batch_norm_keeps_the_first_devices_statistics_and_evaluates_with_them():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(784), nn.Linear(784, 10))
-    history = gradtide.fit(model, (X, Y), test_data=TEST, devices=2, batch_size=128, epochs=2)
+    history = gradtide.fit(model, (X, Y), test_data=TEST, devices=2, batch_size=128, epochs=2, lr=0.1)
     assert gradtide.evaluate(model, TEST).loss == pytest.approx(history.test_loss[-1], rel=1e-5)
 
 
@@ -108,7 +109,8 @@ def test_shared_batch_norm_in_fit_gives_what_one_device_gives():
     for devices in (1, 3):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)).double()
-        gradtide.fit(model, (X.double(), Y), devices=devices, batch_size=100, epochs=2, sync_batch_norm=True)
+        options = {"batch_size": 100, "epochs": 2, "lr": 0.1, "sync_batch_norm": True}
+        gradtide.fit(model, (X.double(), Y), devices=devices, **options)
         models.append(model)
     for one, three in zip(models[0].state_dict().values(), models[1].state_dict().values(), strict=True):
         assert torch.allclose(one.double(), three.double(), atol=1e-10, rtol=0)
@@ -135,6 +137,7 @@ def test_scaling_the_batch_scales_the_rate_and_warms_up():
     assert batches[8].lr == batches[-1].lr == pytest.approx(0.04)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

@@ -15,6 +15,8 @@ from gradtide.train.meter import Meter
 from gradtide.train.rates import Rates
 from gradtide.train.record import RunFolder, draw_curve, read_metrics
 
+pytestmark = pytest.mark.quick
+
 BATCH = BatchDone(epoch=1, step=1, samples=10, loss=0.5, correct=4, lr=0.1)
 
 
@@ -71,8 +73,8 @@ def test_the_curve_is_drawn(tmp_path):
 
 
 def test_rates_scale_with_the_growth_of_the_batch():
-    assert [Rates(0.1, scaling, growth=4).full for scaling in ("none", "sqrt", "linear")] == [0.1, 0.2, 0.4]
-    warming = Rates(0.1, "linear", 4, warmup_epochs=2)
-    assert warming.at(0) == pytest.approx(0.004)
-    assert warming.at(1) == pytest.approx(0.202)
-    assert warming.at(2) == warming.at(9) == 0.4
+    assert [Rates(scaling, growth=4).full for scaling in ("none", "sqrt", "linear")] == [1, 2, 4]
+    warming = Rates("linear", 4, warmup_epochs=2)
+    assert warming.at(0) == pytest.approx(0.04)
+    assert warming.at(1) == pytest.approx(2.02)
+    assert warming.at(2) == warming.at(9) == 4

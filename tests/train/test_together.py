@@ -41,6 +41,7 @@ def a_step(start_s, samples, loss, step=1):
     return [Timed(start_s + second, event) for second, event in enumerate(events)]
 
 
+@pytest.mark.quick
 def test_a_workers_time_goes_to_what_it_did_from_each_event_on():
     log = [*a_step(100, 10, 0.5), Timed(110, EpochDone(1, 0.3, 0.8)), *a_step(112, 10, 0.4, 2)]
     found = totals_of(log)
@@ -52,6 +53,7 @@ def test_a_workers_time_goes_to_what_it_did_from_each_event_on():
     assert all(before.end_s == after.start_s for before, after in itertools.pairwise(pieces))
 
 
+@pytest.mark.quick
 def test_losses_are_weighed_by_the_workers_samples_and_a_step_ends_with_its_last_worker():
     logs = {0: a_step(100, 30, 1.0), 1: [*a_step(103, 10, 2.0), Timed(111, EpochDone(1, 0.3, 0.8))]}
     batch, epoch = merge("2 workers", logs)
@@ -156,7 +158,14 @@ def test_an_interrupted_run_keeps_what_there_is(tmp_path):
         (["--workers", "0"], "0 workers can't train anything"),
         (["--workers", "2", "--sync", "rnig"], "or with --servers bsp, bounded:2, async"),
         (["--workers", "2", "--model", "resnet"], "unknown model 'resnet'"),
-        (["--workers", "2", "--batch-size", "3", "--devices", "2"], "4 devices but only 3 samples in a batch"),
+        (
+            ["--workers", "2", "--batch-size", "3", "--devices", "2"],
+            "4 devices (2 on each of 2 workers) but only 3",
+        ),
+        (
+            ["--workers", "2", "--batch-size", "1"],
+            "2 workers but only 1 sample in a batch; use a larger batch",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_before_anything_starts(tmp_path, monkeypatch, capfd, arguments, message):
@@ -174,16 +183,17 @@ def test_a_mistake_is_one_line_before_anything_starts(tmp_path, monkeypatch, cap
 # --- fit in a job ---
 
 SCRIPT = """
-    import sys
+    import time
     import torch
     import gradtide
+    from gradtide.events import GradientsSynchronised, ignore
     from gradtide.sync import current_job
     from gradtide.train.digits import load_digits
     from torch import nn
-    from torch.nn import functional
     from torch.utils.data import DataLoader, TensorDataset
 
     (X, Y), TEST = load_digits()
+    steps = []
 
     def model():
         torch.manual_seed(0)
@@ -192,28 +202,39 @@ SCRIPT = """
     def momentum(parameters):
         return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
-    def train(sync, devices):
+    def fall_behind(event):
+        # over servers worker 1 ends its last step when worker 0 has done all that it had to do, and is gone
+        steps.append(isinstance(event, GradientsSynchronised))
+        if steps[-1] and sum(steps) == 20:
+            deadline_s = time.monotonic() + 60
+            with gradtide.connect(current_job().store) as store:
+                while 0 in store.first_rounds and time.monotonic() < deadline_s:
+                    time.sleep(0.01)
+
+    def train(sync, devices, emit=ignore):
         net = model()
         if current_job().rank:  # only worker 0's parameters count
             nn.init.zeros_(net[1].weight)
         history = gradtide.fit(
             net, (X[:203].double(), Y[:203]), test_data=(TEST[0].double(), TEST[1]), devices=devices, batch_size=41,
             epochs=4, lr=0.05, optimizer=momentum, sync=sync, warmup_epochs=1,
+            emit=emit,
         )
         return {"values": [p.detach() for p in net.parameters()], "loss": history.loss, "test": history.test_accuracy}
 
     def shuffled():
         seen = []
-        def loss(outputs, targets):
-            seen.extend(targets.flatten().int().tolist())
-            return functional.mse_loss(outputs, targets)
-        samples = TensorDataset(torch.zeros(50, 3), torch.arange(50.0).reshape(50, 1))
-        gradtide.fit(nn.Linear(3, 1), DataLoader(samples, 10, shuffle=True), epochs=2, lr=1e-6, loss=loss)
+        class Noting(nn.Linear):
+            def forward(self, inputs):
+                seen.extend(inputs.flatten().int().tolist())
+                return super().forward(inputs)
+        samples = TensorDataset(torch.arange(50.0).reshape(50, 1), torch.zeros(50, 1))
+        gradtide.fit(Noting(1, 1), DataLoader(samples, 10, shuffle=True), epochs=2, lr=1e-6, loss="mse")
         return seen
 
     if __name__ == "__main__":
         found = {f"{sync} {devices}": train(sync, devices) for sync in ("auto", "ring") for devices in (1, 2)}
-        found["servers 2"] = train(gradtide.Servers("bsp"), 2)
+        found["servers 2"] = train(gradtide.Servers("bsp"), 2, fall_behind if current_job().rank else ignore)
         found["shuffled"] = shuffled()
         torch.save(found, f"found-{current_job().rank}.pt")
 """

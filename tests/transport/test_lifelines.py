@@ -1,5 +1,6 @@
 """Lifelines between three ranks of one process, each joined by a thread of its own."""
 
+import contextlib
 import os
 import socket
 import threading
@@ -7,8 +8,11 @@ from queue import Queue
 
 import pytest
 
-from gradtide.errors import PeerTimeout
+from gradtide.errors import ConfigError, PeerTimeout
+from gradtide.transport.keys import derive_key_file, make_secret_file
 from gradtide.transport.lifelines import Lifelines, Word, join_lifelines
+
+pytestmark = pytest.mark.quick
 
 
 class Store:
@@ -130,3 +134,55 @@ def test_strangers_are_hung_up_on_and_the_ranks_still_meet():
 def test_a_rank_that_does_not_join_is_named():
     with pytest.raises(PeerTimeout, match=r"rank 1, 2 did not join the job within 0\.1 s"):
         join_lifelines(Store(), 0, 3, "127.0.0.1", 0.1)
+
+
+def test_strangers_who_drip_bytes_hold_nobody_up():
+    store, found = Store(), {}
+    first = threading.Thread(target=lambda: found.update({0: join_lifelines(store, 0, 2, "127.0.0.1", 30)}))
+    first.start()
+    port, over = int(store.get("lifeline/0").split()[0]), threading.Event()
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(5)]
+
+    def drip():
+        for byte in b"gradtide" + bytes(100):
+            for stranger in strangers:
+                with contextlib.suppress(OSError):
+                    stranger.send(bytes([byte]))
+            if over.wait(0.05):
+                return
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    found[1] = join_lifelines(store, 1, 2, "127.0.0.1", 30)
+    first.join(10)
+    assert not first.is_alive()
+    over.set()
+    dripping.join()
+    for line in (*found[0].values(), *found[1].values(), *strangers):
+        line.close()
+
+
+def test_with_a_secret_file_no_secret_goes_through_the_store(tmp_path, monkeypatch):
+    make_secret_file(tmp_path / "root")
+    monkeypatch.setenv("GRADTIDE_SECRET_FILE", str(tmp_path / "root"))
+    store, threads, found = join_all(3)
+    for thread in threads:
+        thread.join()
+    assert store.get("secret") == b"by the secret file"
+    assert [sorted(lines) for _, lines in sorted(found.items())] == [[1, 2], [0, 2], [0, 1]]
+    for lines in found.values():
+        for line in lines.values():
+            line.close()
+
+
+def test_ranks_with_different_secrets_do_not_meet_and_are_told_why(tmp_path, monkeypatch):
+    make_secret_file(tmp_path / "root")
+    store = Store()
+    store.set("secret", "some secret of rank 0")
+    monkeypatch.setenv("GRADTIDE_SECRET_FILE", str(tmp_path / "root"))
+    with pytest.raises(ConfigError, match="rank 1 has a secret file and rank 0 has none; set GRADTIDE_SECRET"):
+        join_lifelines(store, 1, 2, "127.0.0.1", 1)
+    derive_key_file(tmp_path / "root", tmp_path / "w3", "worker", "w3")
+    monkeypatch.setenv("GRADTIDE_SECRET_FILE", str(tmp_path / "w3"))
+    with pytest.raises(ConfigError, match="is the key of worker w3 alone"):
+        join_lifelines(Store(), 0, 2, "127.0.0.1", 1)

@@ -8,6 +8,8 @@ import torch
 from gradtide.errors import CommunicationError, ConfigError
 from gradtide.transport.memory import address_of, create_memory, gather_pages, map_memory, tensor_over
 
+pytestmark = pytest.mark.quick
+
 
 def _mapped(label):
     with open("/proc/self/maps") as maps:

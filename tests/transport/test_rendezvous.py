@@ -7,7 +7,9 @@ import torch
 
 from gradtide.errors import ConfigError, PeerLost, PeerTimeout
 from gradtide.transport.memory import tensor_over
-from gradtide.transport.rendezvous import Place, join_host, listen
+from gradtide.transport.rendezvous import Seat, join_host, listen
+
+pytestmark = pytest.mark.quick
 
 
 def _together(name, size):
@@ -15,7 +17,7 @@ def _together(name, size):
     got = [None] * size
 
     def join(rank):
-        got[rank] = join_host(Place(name, rank, size), 4096, 10)
+        got[rank] = join_host(Seat(name, rank, size), 4096, 10)
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -44,18 +46,18 @@ def test_a_name_of_any_length_will_do():
 
 
 def test_two_leaders_of_one_name_are_refused():
-    with listen(Place("twice", 0, 2)), pytest.raises(ConfigError, match="another rank 0 is waiting under that name"):
-        listen(Place("twice", 0, 2))
+    with listen(Seat("twice", 0, 2)), pytest.raises(ConfigError, match="another rank 0 is waiting under that name"):
+        listen(Seat("twice", 0, 2))
 
 
 def test_a_member_without_a_leader_says_that_rank_0_is_missing():
     with pytest.raises(PeerTimeout, match=r"rank 0 did not join within 0\.05 s"):
-        join_host(Place("nobody", 1, 2), 4096, 0.05)
+        join_host(Seat("nobody", 1, 2), 4096, 0.05)
 
 
 def test_a_leader_that_dies_while_the_group_forms_is_noticed():
-    place = Place("dying", 1, 2)
-    listener = listen(Place("dying", 0, 2))
+    place = Seat("dying", 1, 2)
+    listener = listen(Seat("dying", 0, 2))
 
     def die():
         peer, _ = listener.accept()
@@ -70,16 +72,24 @@ def test_a_leader_that_dies_while_the_group_forms_is_noticed():
     thread.join()
 
 
+@pytest.mark.parametrize(("rank", "missing"), [(0, "1, 2"), (1, "0")])
+def test_who_waits_long_for_others_to_join_says_so_once(rank, missing, capfd):
+    with pytest.raises(PeerTimeout, match=f"rank {missing} did not join within 0.3 s"):
+        join_host(Seat("long", rank, 3), 4096, 0.3, notice_s=0.1)
+    said = f"gradtide: rank {rank} has waited 0.1 s for rank {missing} to join group 'long'\n"
+    assert capfd.readouterr().err == said
+
+
 def test_a_stranger_that_talks_nonsense_does_not_disturb_the_group():
     got = []
-    leader = threading.Thread(target=lambda: got.append(join_host(Place("strange", 0, 2), 4096, 10)))
+    leader = threading.Thread(target=lambda: got.append(join_host(Seat("strange", 0, 2), 4096, 10)))
     leader.start()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-        while stranger.connect_ex(Place("strange", 0, 2).address):
+        while stranger.connect_ex(Seat("strange", 0, 2).address):
             pass
         stranger.send(b"GET / HTTP/1.1")
         assert stranger.recv(100) == b""
-    peers, _ = join_host(Place("strange", 1, 2), 4096, 10)
+    peers, _ = join_host(Seat("strange", 1, 2), 4096, 10)
     leader.join()
     peers.close()
     got[0][0].close()

@@ -7,26 +7,24 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from gradtide.bench.machine import describe_machine
-from gradtide.bench.peers import Peer
+from gradtide.bench.contender import Contender
 from gradtide.errors import ConfigError
 
-__all__ = ["OURS", "SIZES", "Figure", "bench_allreduce", "content", "find_mpi", "show"]
+__all__ = ["OURS", "SIZES", "AllreduceFigure", "bench_allreduce", "find_mpi"]
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 160 << 20)
 OURS = ("gradtide, shared tensor", "gradtide, ordinary tensor", "gradtide, torch.distributed")
 _IN_TORCH = {OURS[0]: "shared", OURS[1]: "ordinary", OURS[2]: "c10d", "Gloo": "gloo"}
 _TURN_S, _TURN_TIMES = 0.25, 20_000  # a turn takes about so long, but goes no more often than that
-_HERE = Path(__file__).parent
+_PEERS = Path(__file__).parent / "peers"
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class AllreduceFigure:
     """One contender at one size, over all rounds."""
 
     size_bytes: int
@@ -46,7 +44,7 @@ class Mpi:
     mpiexec: str
 
 
-class _Contenders(Peer):
+class _Contenders(Contender):
     """Processes that hold one or more contenders; `run N` goes on with a size and which of them."""
 
     def turn(self, kind: str, size_bytes: int, times: int) -> float:
@@ -82,7 +80,7 @@ def _called(version: str) -> str:
 
 def bench_allreduce(
     ranks: int, sizes: Sequence[int], rounds: int, mpis: Sequence[Mpi], tell: Callable[[str], None]
-) -> list[Figure]:
+) -> list[AllreduceFigure]:
     """Seconds of one all-reduce (sum of float32) between `ranks` processes of this host."""
     if ranks < 2 or rounds < 1 or not sizes or min(sizes) < 4:
         raise ConfigError("an all-reduce needs 2 ranks or more, 1 round or more, and sizes of 4 bytes or more")
@@ -101,12 +99,12 @@ def bench_allreduce(
 
 
 def _start(stack: ExitStack, ranks: int, folder: str, mpis: Sequence[Mpi]) -> dict[str, tuple[_Contenders, str]]:
-    ours = [["-m", "gradtide.bench.allreduce_peer", str(rank), str(ranks), folder] for rank in range(ranks)]
+    ours = [["-m", "gradtide.bench.peers.allreduce", str(rank), str(ranks), folder] for rank in range(ranks)]
     torch_ones = stack.enter_context(_Contenders("torch", ours))
     contenders = {name: (torch_ones, kind) for name, kind in _IN_TORCH.items()}
     for mpi in mpis:
-        arguments = [mpi.mpiexec, str(ranks), mpi.python, str(_HERE / "allreduce_mpi.py")]
-        command = ["-m", "gradtide.bench.mpi_launch", *arguments]
+        arguments = [mpi.mpiexec, str(ranks), mpi.python, str(_PEERS / "allreduce_mpi.py")]
+        command = ["-m", "gradtide.bench.peers.mpi_launch", *arguments]
         contenders[mpi.name] = (stack.enter_context(_Contenders(mpi.name, [command])), "mpi")
     for processes in dict.fromkeys(processes for processes, _ in contenders.values()):
         processes.wait_until_ready()
@@ -119,32 +117,11 @@ def _times(processes: _Contenders, kind: str, size_bytes: int) -> int:
     return int(max(3, min(_TURN_TIMES, _TURN_S / once_s)))
 
 
-def _figures(seconds: dict[tuple[int, str], list[float]]) -> list[Figure]:
+def _figures(seconds: dict[tuple[int, str], list[float]]) -> list[AllreduceFigure]:
     figures = []
     for (size_bytes, name), taken in seconds.items():
         peers = [median(t) for (size, other), t in seconds.items() if size == size_bytes and other not in OURS]
-        figures.append(Figure(size_bytes, name, median(taken), min(taken), max(taken), min(peers) / median(taken)))
+        figures.append(
+            AllreduceFigure(size_bytes, name, median(taken), min(taken), max(taken), min(peers) / median(taken))
+        )
     return figures
-
-
-def content(settings: dict[str, Any], figures: Sequence[Figure]) -> dict[str, Any]:
-    """What a result file holds."""
-    return {
-        "settings": settings,
-        "machine": describe_machine().as_dict(),
-        "results": [asdict(figure) for figure in figures],
-    }
-
-
-def show(title: str, figures: Sequence[Figure]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title)
-    for heading in ("bytes", "", "us", "min", "max", "x fastest peer"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for figure in figures:
-        taken = (figure.seconds, figure.seconds_min, figure.seconds_max)
-        times = [f"{seconds * 1e6:,.1f}" for seconds in taken]
-        table.add_row(f"{figure.size_bytes:,}", figure.name, *times, f"{figure.ratio:.2f}")
-    Console().print(table)

@@ -2,26 +2,24 @@
 
 import importlib.util
 import os
-import select
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from gradtide.bench.machine import describe_machine
-from gradtide.bench.peers import READY_S, PeerFailed
+from gradtide.bench.contender import READY_S, ContenderFailed
 from gradtide.errors import ConfigError
+from gradtide.processes.ready import can_read
 
-__all__ = ["Figure", "bench_launch", "content", "show"]
+__all__ = ["LaunchFigure", "bench_launch"]
 
-_PEER = ["-m", "gradtide.bench.launch_peer"]
+_PEER = ["-m", "gradtide.bench.peers.launch"]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class LaunchFigure:
     """Seconds from the command to the last worker's word that it is ready."""
 
     name: str
@@ -31,7 +29,7 @@ class Figure:
     ratio: float  # of the first contender's median to this one's: how many times as fast
 
 
-def bench_launch(workers: int, rounds: int, tell: Callable[[str], None]) -> list[Figure]:
+def bench_launch(workers: int, rounds: int, tell: Callable[[str], None]) -> list[LaunchFigure]:
     """Every contender starts once a round, after one start that does not count."""
     if workers < 1 or rounds < 1:
         raise ConfigError("there must be 1 worker and 1 round or more")
@@ -45,7 +43,7 @@ def bench_launch(workers: int, rounds: int, tell: Callable[[str], None]) -> list
             if number:
                 seconds[name].append(took_s)
     first = median(next(iter(seconds.values())))
-    return [Figure(name, median(s), min(s), max(s), first / median(s)) for name, s in seconds.items()]
+    return [LaunchFigure(name, median(s), min(s), max(s), first / median(s)) for name, s in seconds.items()]
 
 
 def _contenders(workers: int) -> dict[str, list[str]]:
@@ -73,30 +71,13 @@ def _seconds_until_ready(name: str, arguments: list[str], workers: int) -> float
         output, took_s = b"", 0.0
         while output.count(b"ready") < workers:
             waited_s = READY_S - (time.perf_counter() - started)
-            readable, _, _ = select.select([process.stdout], [], [], max(0.0, waited_s))
+            readable = can_read([process.stdout], waited_s)
             piece = os.read(process.stdout.fileno(), 4096) if readable else b""
             took_s = time.perf_counter() - started
             if not piece:
                 process.terminate()
-                raise PeerFailed(f"{name}: its workers were not ready within {took_s:.0f} s; try the command by hand")
+                raise ContenderFailed(
+                    f"{name}: its workers were not ready within {took_s:.0f} s; try the command by hand"
+                )
             output += piece
     return took_s
-
-
-def content(settings: dict[str, Any], figures: list[Figure]) -> dict[str, Any]:
-    return {
-        "settings": settings,
-        "machine": describe_machine().as_dict(),
-        "results": [asdict(figure) for figure in figures],
-    }
-
-
-def show(title: str, figures: list[Figure]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("", "s", "min", "max", f"x {figures[0].name}", title=title)
-    for figure in figures:
-        numbers = figure.seconds, figure.seconds_min, figure.seconds_max, figure.ratio
-        table.add_row(figure.name, *(f"{number:.2f}" for number in numbers))
-    Console().print(table)

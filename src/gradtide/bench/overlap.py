@@ -7,14 +7,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from gradtide.bench import report
-from gradtide.bench.peers import Peer, interleave
+from gradtide.bench.contender import Contender, interleave
 from gradtide.errors import ConfigError
 from gradtide.testing.hosts import ADDRESSES, INTERFACES, two_hosts
-from gradtide.train.models import MODELS
+from gradtide.train.models import check_model
 
 __all__ = ["CONTENDERS", "bench_overlap"]
 
-# Name in the table -> what overlap_peer.py is to be. The first is the measure.
+# Name in the table -> what peers/overlap.py is to be. The first is the measure.
 CONTENDERS = {
     "never synchronised": "independent",
     "DDP over Gloo": "ddp",
@@ -28,8 +28,7 @@ def bench_overlap(
     model: str, batch_size: int, rate: str, rounds: int, steps: int, tell: Callable[[str], None]
 ) -> tuple[list[report.Row], dict[str, list[float]], dict[str, float]]:
     """Samples per second of both workers; and the seconds that a step should take by the planner, for two of them."""
-    if model not in MODELS:
-        raise ConfigError(f"unknown model {model!r}; choose one of {', '.join(MODELS)}")
+    check_model(model)
     if batch_size < 2 or rounds < 1 or steps < 1:
         raise ConfigError("the batch needs 2 samples or more, and there must be 1 round and 1 step or more")
     with ExitStack() as stack:
@@ -37,9 +36,9 @@ def bench_overlap(
         hosts = stack.enter_context(two_hosts(rate))
         peers = []
         for number, (name, kind) in enumerate(CONTENDERS.items()):
-            command = ["-m", "gradtide.bench.overlap_peer", kind, model, str(batch_size // 2), str(folder / kind)]
+            command = ["-m", "gradtide.bench.peers.overlap", kind, model, str(batch_size // 2), str(folder / kind)]
             inside = [[*hosts[rank], "env", *_environment(rank, _FIRST_PORT + number)] for rank in range(2)]
-            peers.append(stack.enter_context(Peer(name, [command, command], inside)))
+            peers.append(stack.enter_context(Contender(name, [command, command], inside)))
             peers[-1].wait_until_ready()  # before the next one starts: it measures what it predicts from
         seconds = interleave(peers, rounds, lambda name: steps, tell)
         predicted = {name: _prediction(folder / kind) for name, kind in CONTENDERS.items() if (folder / kind).exists()}

@@ -19,18 +19,18 @@ from statistics import median
 
 import torch
 
-from gradtide.bench.recovery_peer import ELEMENTS
-from gradtide.bench.recovery_rivals import CALM_S, HUNG_S, RayActor, Torchft, Torchrun
+from gradtide.bench.peers.recovery_rivals import CALM_S, HUNG_S, RayActor, Torchft, Torchrun
+from gradtide.bench.peers.recovery_torchrun import ELEMENTS
 from gradtide.errors import ConfigError
-from gradtide.store.client import Store, connect
-from gradtide.store.local import LocalServers, local_servers
-from gradtide.store.updates import update
+from gradtide.store.client.store import Store, connect
+from gradtide.store.local.servers import LocalServers, local_servers
+from gradtide.store.rules.updates import update
 
-__all__ = ["HUNG_S", "Recovery", "bench_recovery"]
+__all__ = ["HUNG_S", "RecoveryResult", "bench_recovery"]
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class RecoveryResult:
     """One contender: seconds from each kill to the next step; HUNG_S where there was none."""
 
     name: str
@@ -41,7 +41,7 @@ class Recovery:
         return median(self.seconds)
 
 
-def bench_recovery(kills: int, tell: Callable[[str], None]) -> list[Recovery]:
+def bench_recovery(kills: int, tell: Callable[[str], None]) -> list[RecoveryResult]:
     """Each is killed once a round, in turn."""
     if kills < 1:
         raise ConfigError("at least one kill is needed")
@@ -63,7 +63,7 @@ def bench_recovery(kills: int, tell: Callable[[str], None]) -> list[Recovery]:
             for name, contender in contenders.items():
                 tell(f"kill {i + 1} of {kills}: {name}")
                 found[name].append(contender.kill())
-    return [Recovery(name, tuple(seconds)) for name, seconds in found.items()]
+    return [RecoveryResult(name, tuple(seconds)) for name, seconds in found.items()]
 
 
 class Ours:

@@ -1,7 +1,7 @@
-"""Medians, ratios, a table and a JSON file."""
+"""Medians, ratios and a JSON file."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -10,7 +10,7 @@ from typing import Any
 from gradtide.bench.machine import describe_machine
 from gradtide.errors import OutputError
 
-__all__ = ["Row", "check_output", "rows", "show", "write"]
+__all__ = ["Row", "check_output", "content", "rows", "write"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +31,6 @@ def rows(seconds: dict[str, list[float]], work: float) -> list[Row]:
     return [Row(name, median(r), min(r), max(r), median(r) / first) for name, r in rates.items()]
 
 
-def show(title: str, unit: str, found: Sequence[Row]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title)
-    table.add_column("")
-    for heading in (unit, "min", "max", f"x {found[0].name}"):
-        table.add_column(heading, justify="right")
-    for row in found:
-        table.add_row(
-            row.name, f"{row.per_s:,.0f}", f"{row.per_s_min:,.0f}", f"{row.per_s_max:,.0f}", f"{row.ratio:.2f}"
-        )
-    Console().print(table)
-
-
 def check_output(path: Path) -> None:
     """Found out before the benchmark runs, not after."""
     try:
@@ -58,16 +43,18 @@ def check_output(path: Path) -> None:
         raise OutputError(f"can't write {path} ({error.strerror}); choose another --output") from error
 
 
+def content(
+    results: Sequence[Any], before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a result file holds: on which machine, the results (of any dataclass), and what else belongs to them."""
+    machine = describe_machine().as_dict()
+    return {**(before or {}), "machine": machine, "results": [asdict(row) for row in results], **(after or {})}
+
+
 def write(
-    path: Path, settings: dict[str, Any], unit: str, found: Sequence[Row], seconds: dict[str, list[float]]
+    path: Path, results: Sequence[Any], before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None
 ) -> None:
-    content = {
-        "settings": settings,
-        "unit": unit,
-        "machine": describe_machine().as_dict(),
-        "results": [asdict(row) for row in found],
-        "seconds": seconds,
-    }
+    """Writes the content at once: what was there before stays until all of it is there."""
     partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.write_text(json.dumps(content(results, before, after), indent=2) + "\n")
     partial.replace(path)

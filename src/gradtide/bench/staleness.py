@@ -10,15 +10,15 @@ from statistics import mean
 from typing import Any
 
 from gradtide.bench.machine import describe_machine
-from gradtide.bench.staleness_peer import GOAL, WEATHERS, Case
+from gradtide.bench.peers.staleness import GOAL, WEATHERS, StalenessCase
 from gradtide.environment import read_environment
 from gradtide.errors import GradtideError
 from gradtide.launch import Launcher, Spec, Target
 from gradtide.launch.output import Output
-from gradtide.store.local import local_servers
+from gradtide.store.local.servers import local_servers
 from gradtide.train.fashion_mnist import fashion_mnist_folder
 
-__all__ = ["GOAL", "MODES", "TITLES", "Result", "bench_staleness", "draw", "keep", "table"]
+__all__ = ["GOAL", "MODES", "TITLES", "StalenessResult", "bench_staleness", "draw", "keep", "table"]
 
 MODES = ("bsp", "bounded:4", "async")
 WORKERS, SERVERS = 2, 2
@@ -28,7 +28,7 @@ _COLOURS = {"bsp": "#0072b2", "bounded:4": "#e69f00", "async": "#009e73"}
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class StalenessResult:
     """One run: test accuracy over the seconds of training."""
 
     mode: str
@@ -49,22 +49,22 @@ class _Silent(Output):
         pass
 
 
-def bench_staleness(seeds: Sequence[int], steps: int, tell: Callable[[str], None]) -> Iterator[Result]:
+def bench_staleness(seeds: Sequence[int], steps: int, tell: Callable[[str], None]) -> Iterator[StalenessResult]:
     """Every mode in every weather; within a seed modes take turns, so that noise hits all."""
     data_dir = fashion_mnist_folder(None, read_environment())
     for weather in WEATHERS:
         for seed in seeds:
             for mode in MODES:
                 tell(f"seed {seed}: {mode}, {TITLES[weather]}")
-                yield Result(mode, weather, seed, _run(mode, weather, seed, steps, str(data_dir)))
+                yield StalenessResult(mode, weather, seed, _run(mode, weather, seed, steps, str(data_dir)))
 
 
 def _run(mode: str, weather: str, seed: int, steps: int, data_dir: str) -> list[tuple[float, float]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-bench-")))
-        case = Case(mode, weather, seed, steps, BATCH_SIZE, LR, data_dir, str(folder / "curve.json"))
-        target = Target("gradtide.bench.staleness_peer", (json.dumps(asdict(case)),), is_module=True)
-        spec = Spec(target=target, workers=WORKERS, threads=1, preload="gradtide.collective.preload")
+        case = StalenessCase(mode, weather, seed, steps, BATCH_SIZE, LR, data_dir, str(folder / "curve.json"))
+        target = Target("gradtide.bench.peers.staleness", (json.dumps(asdict(case)),), is_module=True)
+        spec = Spec(target=target, workers=WORKERS, threads=1, preload="gradtide.collective.groups.preload")
         launcher = stack.enter_context(Launcher(spec, _Silent))
         store = stack.enter_context(local_servers(SERVERS)).address
         if launcher.run({"GRADTIDE_STORE": store}) != 0:
@@ -72,20 +72,20 @@ def _run(mode: str, weather: str, seed: int, steps: int, data_dir: str) -> list[
         return [(seconds, accuracy) for seconds, accuracy in json.loads(Path(case.result).read_text())]
 
 
-def keep(path: Path, result: Result) -> list[Result]:
+def keep(path: Path, result: StalenessResult) -> list[StalenessResult]:
     """Adds a result to the file's, in the place of an older one of the same run; returns all."""
-    older = [Result(**line) for line in json.loads(path.read_text())["results"]] if path.exists() else []
+    older = [StalenessResult(**line) for line in json.loads(path.read_text())["results"]] if path.exists() else []
     found = [other for other in older if _run_of(other) != _run_of(result)] + [result]
     content = {"machine": describe_machine().as_dict(), "results": [asdict(one) for one in found]}
     path.write_text(json.dumps(content) + "\n")
     return found
 
 
-def _run_of(result: Result) -> tuple[str, str, int]:
+def _run_of(result: StalenessResult) -> tuple[str, str, int]:
     return result.mode, result.weather, result.seed
 
 
-def table(results: Sequence[Result]) -> list[dict[str, Any]]:
+def table(results: Sequence[StalenessResult]) -> list[dict[str, Any]]:
     """A line a weather and mode: seconds to the goal, mean, least and most over the seeds."""
     lines = []
     for weather in WEATHERS:
@@ -99,7 +99,7 @@ def table(results: Sequence[Result]) -> list[dict[str, Any]]:
     return lines
 
 
-def draw(results: Sequence[Result], path: Path) -> None:
+def draw(results: Sequence[StalenessResult], path: Path) -> None:
     """Test accuracy over time: a panel a weather, a line a run."""
     import matplotlib
 

@@ -12,7 +12,6 @@ import os
 import queue
 import threading
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -129,9 +128,7 @@ class _File:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end_thread()
         os.close(self._number)
 

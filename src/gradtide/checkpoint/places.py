@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Protocol
 from gradtide.checkpoint.direct import write_file
 from gradtide.errors import ConfigError, DataError, OutputError
 
-__all__ = ["Place", "open_place"]
+__all__ = ["Place", "open_place", "sync_folder"]
 
 Buffer = bytes | memoryview
 
@@ -22,6 +22,10 @@ class Place(Protocol):
     """One folder; names are of files in it or in folders below."""
 
     address: str
+
+    @property
+    def real_address(self) -> str:
+        """Where it leads in the end, through links."""
 
     def make_folder(self, name: str) -> None:
         """Makes it, and what is above it; fine if it is there."""
@@ -66,6 +70,10 @@ class _Local:
     def __init__(self, path: str) -> None:
         self.address = path
 
+    @property
+    def real_address(self) -> str:
+        return os.path.realpath(self.address)
+
     def make_folder(self, name: str) -> None:
         path = self._path(name)
         try:
@@ -76,7 +84,7 @@ class _Local:
             for each in reversed(made):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(each)
-                _sync_folder(os.path.dirname(each))
+                sync_folder(os.path.dirname(each))
         except OSError as error:
             raise _cannot(self._path(name), error) from None
 
@@ -84,7 +92,7 @@ class _Local:
         path = self._path(name)
         try:
             write_file(path, content)
-            _sync_folder(os.path.dirname(path))
+            sync_folder(os.path.dirname(path))
         except OSError as error:
             raise _cannot(path, error) from None
 
@@ -93,7 +101,7 @@ class _Local:
         path = self._path(name)
         try:
             os.replace(f"{path}.part", path)
-            _sync_folder(os.path.dirname(path))
+            sync_folder(os.path.dirname(path))
         except OSError as error:
             raise _cannot(path, error) from None
 
@@ -135,6 +143,10 @@ class _Local:
 class _Remote:
     def __init__(self, address: str, filesystem: Any, root: str) -> None:
         self.address, self._files, self._root = address, filesystem, root
+
+    @property
+    def real_address(self) -> str:
+        return self.address
 
     def make_folder(self, name: str) -> None:
         """An object store has no folders; where there are some, they are made with their files."""
@@ -190,7 +202,8 @@ class _Remote:
         return f"{self._root}/{name}" if name else self._root
 
 
-def _sync_folder(path: str) -> None:
+def sync_folder(path: str | os.PathLike[str]) -> None:
+    """Afterwards the names in it are on disk."""
     number = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(number)

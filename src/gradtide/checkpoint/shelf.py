@@ -1,15 +1,17 @@
 """The checkpoints of one job, side by side in one place: a folder each, `step-00000100-a1b2c3`."""
 
+import contextlib
 import os
 import re
 import time
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from gradtide.checkpoint.entries import FileEntry, ShardEntry
 from gradtide.checkpoint.manifest import MANIFEST, Manifest, check_sizes, read_manifest, write_manifest
 from gradtide.checkpoint.places import Place, open_place
-from gradtide.errors import ConfigError, DataError
+from gradtide.errors import ConfigError, DataError, GradtideError, OutputError
 
 __all__ = ["Shelf", "Taken", "find_checkpoint", "folder_name"]
 
@@ -45,15 +47,33 @@ class Shelf:
 
     def complete(self) -> list[Taken]:
         """Those that have a manifest, oldest first."""
-        taken = [self.get(name) for _, name in self.folders() if self.is_complete(name)]
+        unreadable: list[tuple[int, GradtideError]] = []
+        found = self._read(unreadable)
+        for _, error in unreadable:
+            raise error
+        return found
+
+    def _read(self, unreadable: list[tuple[int, GradtideError]]) -> list[Taken]:
+        """The same; those whose manifest can't be read are noted, with their steps."""
+        taken = []
+        for step, name in self.folders():
+            try:
+                if self.is_complete(name):
+                    taken.append(self.get(name))
+            except GradtideError as error:
+                unreadable.append((step, error))
         return sorted(taken, key=lambda each: (each.manifest.step, each.manifest.taken))
 
     def get(self, folder: str) -> Taken:
         return Taken(folder, f"{self.place.address}/{folder}", read_manifest(self.place, folder))
 
     def newest(self) -> Taken | None:
-        """The newest complete one; a manifest that can't be read is not passed over in silence."""
-        found = self.complete()
+        """The newest complete one; a manifest that can't be read is passed over only if it is of an earlier step."""
+        unreadable: list[tuple[int, GradtideError]] = []
+        found = self._read(unreadable)
+        for step, error in unreadable:
+            if not found or step >= found[-1].manifest.step:
+                raise error
         return found[-1] if found else None
 
     def next_step(self) -> int:
@@ -89,18 +109,38 @@ class Shelf:
         write_manifest(self.place, folder, manifest)
         return Taken(folder, f"{self.place.address}/{folder}", manifest)
 
-    def keep_last(self, count: int) -> list[str]:
-        """Removes all but the last so many, and what was begun before them and never finished; what was removed."""
+    def discard(self, folder: str) -> None:
+        """What was begun and will be no checkpoint; if that can't be removed, it stays unfinished."""
+        with contextlib.suppress(GradtideError):
+            self.place.remove(folder)
+
+    def keep_last(self, count: int) -> None:
+        """Removes all but the last so many, and what was begun before them and never finished. What can't be removed,
+        or read, stays, and a warning says so: the new checkpoint is none the worse for it."""
         if count < 1:
             raise ConfigError(f"keeping the last {count} checkpoints would leave none; keep 1 or more")
-        complete = self.complete()
+        try:
+            self._remove_all_but(count)
+        except GradtideError as error:
+            warnings.warn(f"old checkpoints in {self.place.address} stay: {error}", stacklevel=2)
+
+    def _remove_all_but(self, count: int) -> None:
+        unreadable: list[tuple[int, GradtideError]] = []
+        complete = self._read(unreadable)
         kept = {each.folder for each in complete[-count:]}
         newest = complete[-1].manifest.step if complete else -1
-        gone = [name for step, name in self.folders() if name not in kept and (step < newest or self.is_complete(name))]
-        for name in gone:
-            self.place.remove(f"{name}/{MANIFEST}")  # first of all: half of a checkpoint must not look whole
-            self.place.remove(name)
-        return gone
+        known = {each.folder for each in complete}
+        failed = [error for _, error in unreadable]
+        for step, name in self.folders():
+            if name in kept or not (name in known or (step < newest and not self.is_complete(name))):
+                continue
+            try:
+                self.place.remove(f"{name}/{MANIFEST}")  # first of all: half of a checkpoint must not look whole
+                self.place.remove(name)
+            except GradtideError as error:
+                failed.append(error)
+        if failed:
+            raise OutputError("; ".join(map(str, failed)))
 
 
 def find_checkpoint(address: str | os.PathLike[str]) -> tuple[Place, Manifest]:

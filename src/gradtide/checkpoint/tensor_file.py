@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -21,7 +20,7 @@ from gradtide.checkpoint.entries import FileEntry, PartEntry
 from gradtide.checkpoint.places import Place
 from gradtide.errors import DataError
 
-__all__ = ["DTYPES", "Part", "Slot", "TensorFile", "write_file"]
+__all__ = ["DTYPES", "TensorFile", "TensorGroup", "TensorSlot", "write_file"]
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
@@ -33,7 +32,7 @@ _MOST_HEADER_BYTES = 100 << 20  # as in safetensors itself
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorGroup:
     """Tensors that are read together. They are laid out by size of element, so each is aligned."""
 
     name: str
@@ -41,7 +40,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class TensorSlot:
     """Where a tensor lies in its file."""
 
     name: str
@@ -51,7 +50,7 @@ class Slot:
     end: int
 
 
-def write_file(place: Place, folder: str, name: str, parts: Sequence[Part]) -> FileEntry:
+def write_file(place: Place, folder: str, name: str, parts: Sequence[TensorGroup]) -> FileEntry:
     """Writes the parts one after the other; what is known of them when it is done."""
     laid_out = [(part, _in_order(part)) for part in parts]
     header = _header(laid_out)
@@ -74,7 +73,7 @@ def write_file(place: Place, folder: str, name: str, parts: Sequence[Part]) -> F
     return FileEntry(name, size, hashlib.sha256(header).hexdigest(), tuple(entries))
 
 
-def _in_order(part: Part) -> list[tuple[str, Tensor]]:
+def _in_order(part: TensorGroup) -> list[tuple[str, Tensor]]:
     """Nothing first, then large elements first; bytes at the end make the next part begin aligned."""
     named = [(name, tensor.detach().contiguous()) for name, tensor in part.tensors.items()]
     ordered = sorted(named, key=lambda pair: (pair[1].nbytes > 0, -pair[1].element_size()))
@@ -85,7 +84,7 @@ def _in_order(part: Part) -> list[tuple[str, Tensor]]:
     return ordered
 
 
-def _header(parts: Sequence[tuple[Part, list[tuple[str, Tensor]]]]) -> bytes:
+def _header(parts: Sequence[tuple[TensorGroup, list[tuple[str, Tensor]]]]) -> bytes:
     described: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for _, tensors in parts:
@@ -146,9 +145,7 @@ class TensorFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _exactly(self, count: int) -> bytearray:
@@ -167,12 +164,12 @@ class TensorFile:
             view = view[got:]
 
 
-def _slot(name: str, found: dict[str, list[int]], base: int) -> Slot:
+def _slot(name: str, found: dict[str, list[int]], base: int) -> TensorSlot:
     dtype, shape = DTYPES[str(found["dtype"])], tuple(int(size) for size in found["shape"])
     start, end = (base + int(offset) for offset in found["data_offsets"])
     if min(shape, default=0) < 0 or start < base or end - start != prod(shape) * dtype.itemsize:
         raise ValueError(name)
-    return Slot(name, dtype, shape, start, end)
+    return TensorSlot(name, dtype, shape, start, end)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

@@ -6,16 +6,16 @@ import typer
 
 from gradtide import __version__
 from gradtide.cli import checkpoint, store, topology
-from gradtide.cli.bench import bench
+from gradtide.cli.bench.app import bench
 from gradtide.cli.chaos import chaos
 from gradtide.cli.doctor import doctor
-from gradtide.cli.plan import SUMMARY, plan
+from gradtide.cli.plan.command import SUMMARY, plan
 from gradtide.cli.restore import restore
 from gradtide.cli.run import SETTINGS, run
 from gradtide.cli.scale import scale
 from gradtide.cli.serve import coordinator, secret, serve
 from gradtide.cli.status import status
-from gradtide.cli.train import train
+from gradtide.cli.train.command import train
 
 __all__ = ["app"]
 
@@ -61,11 +61,11 @@ def _plan(context: typer.Context) -> None:
 app.command()(doctor)
 app.command()(serve)
 app.command()(coordinator)
-app.command()(secret)
 app.command()(chaos)
 app.command()(status)
 app.command()(scale)
 app.command()(restore)
+app.add_typer(secret, name="secret")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(store.app, name="store")
 app.add_typer(topology.app, name="topology")

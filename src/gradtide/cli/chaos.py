@@ -4,19 +4,28 @@ from typing import Annotated
 
 import typer
 
+from gradtide.cli.bench.common import telling
+from gradtide.cli.table import print_table
+from gradtide.errors import GradtideError
+
 __all__ = ["chaos"]
 
 
 def chaos(
     kills: Annotated[int, typer.Option(help="How many faults")] = 20,
-    kind: Annotated[str, typer.Option(help="Faults: kill, stop, coordinator, cut; several with commas")] = "kill",
+    kind: Annotated[
+        str, typer.Option(help="Faults: kill, stop, coordinator, cut, stall, disk; several with commas")
+    ] = "kill",
     servers: Annotated[int, typer.Option(help="Servers to start")] = 3,
     replicas: Annotated[int, typer.Option(help="Copies of everything, beside the first")] = 1,
     workers: Annotated[int, typer.Option(help="Workers that push")] = 4,
     pushes: Annotated[int, typer.Option(help="Go on until so many are acknowledged")] = 0,
     pause_s: Annotated[float, typer.Option("--pause", help="Seconds of calm before each fault")] = 0.3,
     script: Annotated[
-        str, typer.Option(help="A command instead of workers; {address} (and {secret}, with cut) is the store's")
+        str,
+        typer.Option(
+            help="A command instead of workers; {address} (and {secret}, with cut, stall, disk) is the store's"
+        ),
     ] = "",
     changes: Annotated[int, typer.Option(help="Instead of faults: so many comings and goings of servers")] = 0,
     worker_changes: Annotated[int, typer.Option(help="... and so many of workers in rounds")] = 0,
@@ -40,34 +49,30 @@ def chaos(
         return
     import shlex
 
-    from rich.console import Console
-
-    from gradtide.errors import GradtideError
-    from gradtide.testing.chaos import Plan, run_chaos
+    from gradtide.chaos.drill import Drill, run_chaos
 
     kinds = tuple(part.strip() for part in kind.split(",") if part.strip())
-    plan = Plan(kills, kinds, servers, replicas, workers, pause_s, pushes, first, tuple(shlex.split(script)))
-    with Console(stderr=True).status("starting") as status:
-        report = run_chaos(plan, status.update)
+    plan = Drill(kills, kinds, servers, replicas, workers, pause_s, pushes, first, tuple(shlex.split(script)))
+    with telling("starting") as tell:
+        report = run_chaos(plan, tell)
     typer.echo(
         f"{report.faults} faults, {report.pushes} acknowledged pushes: lost {report.lost}, doubled {report.doubled}"
     )
     if report.back_s:
         p50, p99, most = report.quantile(0.5), report.quantile(0.99), max(report.back_s)
         typer.echo(f"fault to next acknowledged push: p50 {p50:.3f} s, p99 {p99:.3f} s, longest {most:.3f} s")
+        longest = ", ".join(f"{kind} {seconds:.3f} s" for kind, seconds in sorted(report.longest_s.items()))
+        typer.echo(f"... to the next of every worker, the longest: {longest}")
     if report.lost or report.doubled:
         raise GradtideError("the store broke its promise; its servers' output may say why")
 
 
 def _come_and_go(changes: int, worker_changes: int, servers: int, replicas: int, seed: int) -> None:
-    from rich.console import Console
-
-    from gradtide.errors import GradtideError
-    from gradtide.testing.comings import Coming, run_comings
+    from gradtide.chaos.membership_churn import Coming, run_comings
 
     plan = Coming(changes, worker_changes, servers, servers + 2, replicas, seed=seed)
-    with Console(stderr=True).status("starting") as status:
-        report = run_comings(plan, status.update)
+    with telling("starting") as tell:
+        report = run_comings(plan, tell)
     typer.echo(
         f"{report.servers} comings and goings of servers, {report.workers} of workers, {report.steps} rounds: "
         f"lost {report.lost}, doubled {report.doubled}"
@@ -80,19 +85,16 @@ def _come_and_go(changes: int, worker_changes: int, servers: int, replicas: int,
 
 
 def _simulate(first: int, seeds: int) -> None:
-    from rich.console import Console
-
-    from gradtide.errors import GradtideError
     from gradtide.testing.elastic import run_elastic_seeds
     from gradtide.testing.simulate import run_seeds
 
-    with Console(stderr=True).status("starting") as status:
+    with telling("starting") as tell:
         for replicas in (False, True):
-            broken = run_seeds(first, seeds, lambda seed: status.update(f"seed {seed}"), replicas=replicas)
+            broken = run_seeds(first, seeds, lambda seed: tell(f"seed {seed}"), replicas=replicas)
             if broken is not None:
                 replay = f"--seed {broken.scenario.seed}{' --replicas' if replicas else ''}"
                 raise GradtideError(f"a promise is broken; replay: python -m gradtide.testing.simulate {replay}")
-        broken = run_elastic_seeds(first, -(-seeds // 10), lambda seed: status.update(f"growing and shrinking, {seed}"))
+        broken = run_elastic_seeds(first, -(-seeds // 10), lambda seed: tell(f"growing and shrinking, {seed}"))
         if broken is not None:
             replay = f"python -m gradtide.testing.elastic --seed {broken.scenario.seed}"
             raise GradtideError(f"a promise is broken; replay: {replay}")
@@ -101,33 +103,26 @@ def _simulate(first: int, seeds: int) -> None:
 
 
 def _soak(minutes: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from gradtide.chaos.soak import run_soak
 
-    from gradtide.errors import GradtideError
-    from gradtide.testing.soak import run_soak
-
-    with Console(stderr=True).status("starting") as status:
-        found = run_soak(minutes, tell=status.update)
+    with telling("starting") as tell:
+        found = run_soak(minutes, tell=tell)
     typer.echo(f"{found.minutes:g} minutes, {found.kills} kills, {found.steps} steps, {found.orphans} processes left")
-    shown = Table("process", "MB at a third", "at the end", "grown by", "descriptors", "at the end")
+    rows = []
     for growth in found.growths:
         sizes = (growth.third_bytes, growth.end_bytes, growth.grown_bytes)
         counts = (growth.third_descriptors, growth.end_descriptors)
-        shown.add_row(growth.name, *(f"{size / (1 << 20):.1f}" for size in sizes), *map(str, counts))
-    Console().print(shown)
+        rows.append((growth.name, *(f"{size / (1 << 20):.1f}" for size in sizes), *counts))
+    print_table(("process", "MiB at a third", "at the end", "grown by", "descriptors", "at the end"), rows)
     if found.complaints():
         raise GradtideError(f"the soak shows a leak: {', '.join(found.complaints())}")
 
 
 def _overload(minutes: float) -> None:
-    from rich.console import Console
+    from gradtide.chaos.soak import run_overload
 
-    from gradtide.errors import GradtideError
-    from gradtide.testing.soak import run_overload
-
-    with Console(stderr=True).status("starting") as status:
-        found = run_overload(minutes, tell=status.update)
+    with telling("starting") as tell:
+        found = run_overload(minutes, tell=tell)
     evicted = found.servers_evicted + found.workers_evicted
     typer.echo(
         f"{found.minutes:g} minutes beside {found.busy} busy processes, {found.steps} steps: the table changed "

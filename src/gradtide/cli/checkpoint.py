@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from gradtide.cli.table import print_table
+
 __all__ = ["app"]
 
 app = typer.Typer(help="Look at checkpoints; turn one into a plain file of tensors, and back.", no_args_is_help=True)
@@ -31,27 +33,15 @@ def ls(path: Where, as_json: AsJson = False) -> None:
             "taken": manifest.taken[:16].replace("T", " "),
             "bytes": manifest.size_bytes,
             "servers": manifest.servers,
-            "cut": f"round {manifest.round}"
-            if manifest.round
-            else "each shard for itself"
-            if manifest.servers
-            else "-",
+            "cut": _cut(manifest.round, manifest.servers),
         }
         for folder, manifest in found
     ]
     if as_json:
         print(json.dumps(rows))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
     shown = [name for name in rows[0] if name != "step"]  # which is in the folder's name
-    for heading in shown:
-        table.add_column(heading, no_wrap=True)
-    for row in rows:
-        table.add_row(*(str(row[name]) for name in shown))
-    Console().print(table)
+    print_table(shown, [[row[name] for name in shown] for row in rows])
 
 
 @app.command()
@@ -73,7 +63,7 @@ def export(
     """Write the newest checkpoint's values as one plain file: every key, or the model of a training run."""
     from gradtide.checkpoint.shelf import find_checkpoint
     from gradtide.errors import OutputError
-    from gradtide.store.exchange import collect_values, write_plain
+    from gradtide.store.snapshot.export import collect_values, write_plain
 
     if file.exists():
         raise OutputError(f"{file} is there already; choose another name or remove it")
@@ -89,12 +79,12 @@ def import_(
     path: Annotated[str, typer.Argument(help="Where the checkpoint goes, in a new folder")],
     update: Annotated[str, typer.Option(help="The update rule of every key: assign, add, sgd, adam, ...")] = "assign",
     argument: Annotated[list[str] | None, typer.Option(help="Of the rule, as in --argument lr=0.1")] = None,
-    consistency: Annotated[str, typer.Option(help="async, bsp or bounded(2)")] = "async",
+    consistency: Annotated[str, typer.Option(help="async, bsp or bounded:2")] = "async",
 ) -> None:
     """Make a checkpoint of the tensors of a plain file, for `gradtide restore`."""
-    from gradtide.store.exchange import make_checkpoint, read_plain
-    from gradtide.store.summary import parse_consistency
-    from gradtide.store.updates import update as rule
+    from gradtide.store.rules.consistency import parse_consistency
+    from gradtide.store.rules.updates import update as rule
+    from gradtide.store.snapshot.export import make_checkpoint, read_plain
 
     arguments = dict(_argument(text) for text in argument or ())
     tensors = read_plain(file)
@@ -103,6 +93,10 @@ def import_(
     typer.echo(
         f"written: {taken.address}, {len(tensors)} keys; start a store with it: gradtide restore {taken.address}"
     )
+
+
+def _cut(round_: int, servers: int) -> str:
+    return f"round {round_}" if round_ else "each shard for itself" if servers else "-"
 
 
 def _argument(text: str) -> tuple[str, bool | int | float]:

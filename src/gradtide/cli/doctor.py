@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradtide.cli.table import print_table
+
 if TYPE_CHECKING:
     from gradtide.bench.machine import Machine
 
@@ -22,17 +24,10 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the findi
     if as_json:
         print(json.dumps({"machine": machine.as_dict(), "torch": torch_facts, "advice": advice}, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    for name, value in _findings(machine, torch_facts).items():
-        table.add_row(name, value)
-    console = Console()
-    console.print(table)
-    console.print()
+    print_table(("what", "this machine has"), list(_findings(machine, torch_facts).items()))
+    print()
     for line in advice:
-        console.print(f"• {line}")
+        print(f"• {line}")
 
 
 def _torch_facts() -> dict[str, Any]:

@@ -20,7 +20,7 @@ def main() -> None:
 
 def _run(words: list[str]) -> None:
     if words[:1] == ["plan"]:  # without the other commands and their library, whose import takes 0.2 s
-        from gradtide.cli.plan import plan
+        from gradtide.cli.plan.command import plan
 
         _until_unread(lambda: plan(words[1:]))
         return

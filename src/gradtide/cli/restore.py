@@ -18,16 +18,13 @@ def restore(
     ] = "empty",
 ) -> None:
     """Start a store with the values, optimizer state and duplicate filter of a checkpoint, until SIGTERM or Ctrl-C."""
-    from gradtide.store.local import local_servers
+    from gradtide.store.local.servers import local_servers
 
     with local_servers(
-        servers,
-        replicas=replicas,
-        restore=path,
-        checkpoints=checkpoints or None,
+        servers, replicas=replicas, restore=path, checkpoints=checkpoints or None,
         after_loss=after_loss,  # type: ignore[arg-type]
-    ) as started:
-        from gradtide.store.client import connect
+    ) as started:  # fmt: skip
+        from gradtide.store.client.store import connect
 
         with connect(started.address) as store:
             count = len(store.keys())

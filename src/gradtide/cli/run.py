@@ -31,6 +31,14 @@ def run(
         typer.Option(help="Of each worker  [default: OMP_NUM_THREADS, or an even share]", show_default=False),
     ] = None,
     grace_s: Annotated[float, typer.Option("--grace", help="Seconds between a signal and SIGKILL")] = 1.5,
+    step_timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--step-timeout",
+            help="Seconds a step waits for a worker that lives  [default: 1800]",
+            show_default=False,
+        ),
+    ] = None,
     preload: Annotated[bool, typer.Option(help="Load torch once, for all workers, before they start")] = True,
     is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as with python -m")] = False,
 ) -> None:
@@ -41,7 +49,8 @@ def run(
     target = Target(script, tuple(arguments or ()), is_module)
     spec = Spec(
         target=target, workers=workers, min_workers=min_workers, max_workers=max_workers, max_restarts=max_restarts,
-        threads=threads, grace_s=grace_s, preload="gradtide.collective.preload" if preload else "",
+        threads=threads, grace_s=grace_s, step_s=step_timeout_s,
+        preload="gradtide.collective.groups.preload" if preload else "",
     )  # fmt: skip
     check_spec(spec)
     if servers < 0:
@@ -57,7 +66,7 @@ def run(
         launcher = stack.enter_context(Launcher(spec))  # loads torch while servers, if any, do the same
         variables = {}
         if servers:
-            from gradtide.store.local import local_servers
+            from gradtide.store.local.servers import local_servers
 
             store = stack.enter_context(local_servers(servers, replicas=replicas))
             variables["GRADTIDE_STORE"] = store.address

@@ -1,9 +1,14 @@
 """`gradtide scale`: more or fewer servers for a store, or workers for a job, while they are at work."""
 
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from gradtide.cli.bench.common import telling
+from gradtide.cli.serve import InsecureNetwork, SecretFile
+
+if TYPE_CHECKING:
+    from gradtide.transport.keys import Credentials
 
 __all__ = ["scale"]
 
@@ -17,7 +22,8 @@ def scale(
     ],
     servers: Annotated[int | None, typer.Option(help="How many servers the store should have")] = None,
     workers: Annotated[int | None, typer.Option(help="How many workers the job should have")] = None,
-    secret_file: Annotated[Path | None, typer.Option(help="The job's secret file; needed for TCP")] = None,
+    secret_file: SecretFile = None,
+    insecure_network: InsecureNetwork = False,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait until all has moved")] = 300.0,
 ) -> None:
     """Add servers to a store, or let some go when all they hold has moved; or the same for the workers of a job."""
@@ -26,23 +32,21 @@ def scale(
     if (servers is None) == (workers is None):
         raise ConfigError("say what to scale: --servers 4 of a store, or --workers 4 of a job")
     if workers is not None:
-        from gradtide.decrees import scale as scale_job
+        from gradtide.processes.job_protocol import scale as scale_job
 
         typer.echo(scale_job(address, workers))
         return
     assert servers is not None
-    _scale_store(address, servers, secret_file, timeout_s)
+    from gradtide.transport.keys import read_credentials
+
+    _scale_store(address, servers, read_credentials(secret_file, insecure_network=insecure_network), timeout_s)
 
 
-def _scale_store(address: str, servers: int, secret_file: Path | None, timeout_s: float) -> None:
-    from rich.console import Console
+def _scale_store(address: str, servers: int, credentials: "Credentials", timeout_s: float) -> None:
+    from gradtide.store.local.scaling import scale as scale_store
 
-    from gradtide.store.scaling import scale as scale_store
-    from gradtide.transport.authenticate import read_secret_file
-
-    secret = read_secret_file(secret_file) if secret_file is not None else b""
-    with Console(stderr=True).status("asking") as status:
-        done = scale_store(address, servers, secret, timeout_s=timeout_s, tell=status.update)
+    with telling("asking") as tell:
+        done = scale_store(address, servers, credentials, timeout_s=timeout_s, tell=tell)
     for what, names in (("started", done.started), ("let go", done.dismissed)):
         if names:
             typer.echo(f"{what}: {', '.join(names)}")

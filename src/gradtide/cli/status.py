@@ -1,33 +1,35 @@
 """`gradtide status ADDRESS`: who is alive, who holds what, what is behind, and what is wrong, in one screen."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from gradtide.cli.serve import InsecureNetwork, SecretFile
+from gradtide.cli.table import print_table
 
-    from gradtide.store.status import Status
+if TYPE_CHECKING:
+    from gradtide.store.local.status import Status
 
 __all__ = ["status"]
+
+SERVER_HEADINGS = ("server", "state", "heard", "primary of", "in sync for", "joining", "bytes", "replicas behind")
 
 
 def status(
     address: Annotated[str, typer.Argument(help="The coordinator's address: unix:/path or tcp:host:port")],
-    secret_file: Annotated[Path | None, typer.Option(help="The job's secret file; needed for TCP")] = None,
+    secret_file: SecretFile = None,
+    insecure_network: InsecureNetwork = False,
 ) -> None:
-    """Say how a store is, and what is wrong when a job hangs."""
-    from rich.console import Console
+    """Say how a store is, and what is wrong when a job hangs. The exit code is 1 if anything is wrong, or less safe
+    than was asked for."""
+    from gradtide.store.local.status import ask_status, complaints, notes
+    from gradtide.transport.keys import read_credentials
 
-    from gradtide.store.status import ask_status, complaints
-    from gradtide.transport.authenticate import read_secret_file
-
-    found = ask_status(address, read_secret_file(secret_file) if secret_file is not None else b"")
+    found = ask_status(address, read_credentials(secret_file, insecure_network=insecure_network))
     told, table = found.coordinator, found.coordinator.table
     epoch = table.epoch if table is not None else 0
     typer.echo(f"coordinator at {address}: term {told.term}, epoch {epoch}, lease {told.lease_s:g} s")
-    Console().print(_servers(found))
+    print_table(SERVER_HEADINGS, _servers(found))
     workers = [peer for peer in told.peers if peer.role == "worker"]
     for peer in workers:
         typer.echo(f"worker {peer.worker}: {'alive' if peer.alive else 'gone'}, heard {peer.silent_s:.1f} s ago")
@@ -36,14 +38,15 @@ def status(
     wrong = complaints(found)
     for line in wrong:
         typer.echo(f"! {line}")
-    if not wrong:
-        typer.echo("all is well")
+    for line in notes(found):
+        typer.echo(f"- {line}")
+    if wrong:
+        raise typer.Exit(1)
+    typer.echo("all is well")
 
 
-def _servers(found: "Status") -> "Table":
-    from rich.table import Table
-
-    shown = Table("server", "state", "heard", "primary of", "in sync for", "joining", "bytes", "replicas behind")
+def _servers(found: "Status") -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
     table = found.coordinator.table
     peers = {peer.name: peer for peer in found.coordinator.peers}
     for i, entry in enumerate(table.servers if table is not None else ()):
@@ -54,8 +57,7 @@ def _servers(found: "Status") -> "Table":
         following = sum(i in backups for backups in table.backups)
         joining = sum(i in names for names in table.joining)
         behind = ", ".join(f"{name} {lag}" for name, lag in sorted(health.lag.items()) if lag) if health else "?"
-        shown.add_row(
-            entry.name, state, f"{peer.silent_s:.1f} s ago", str(table.owners.count(i)), str(following), str(joining),
-            str(health.size_bytes) if health else "?", behind or "none",
-        )  # fmt: skip
-    return shown
+        heard, size_bytes = f"{peer.silent_s:.1f} s ago", f"{health.size_bytes:,}" if health else "?"
+        owned = table.owners.count(i)
+        rows.append((entry.name, state, heard, owned, following, joining, size_bytes, behind or "none"))
+    return rows

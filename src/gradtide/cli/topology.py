@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradtide.cli.table import print_table
+
 if TYPE_CHECKING:
     from gradtide.topology.model import Topology
-    from gradtide.topology.rates import Rates
+    from gradtide.topology.rates import WireRates
 
 __all__ = ["app"]
 
@@ -32,7 +34,7 @@ def list_presets(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    _print_table(("name", "what it is"), [[row["name"], row["summary"]] for row in rows])
+    print_table(("name", "what it is"), [[row["name"], row["summary"]] for row in rows])
 
 
 @app.command()
@@ -52,7 +54,7 @@ def show(
         raise ConfigError("give --json or --toml, not both")
     topology = topology_named(name, _rates(nvlink, pcie))
     if draw:
-        from gradtide.schedule.draw import draw_topology
+        from gradtide.draw import draw_topology
 
         draw_topology(topology, draw)
     if toml:
@@ -122,11 +124,11 @@ def _probe_job(seconds: float) -> "Topology | None":
         return topology if group.rank == 0 else None
 
 
-def _rates(nvlink: str, pcie: str) -> "Rates":
-    from gradtide.topology.rates import Rates
+def _rates(nvlink: str, pcie: str) -> "WireRates":
+    from gradtide.topology.rates import WireRates
     from gradtide.topology.units import parse_bytes_per_s
 
-    return Rates(nvlink=parse_bytes_per_s(nvlink), pcie=parse_bytes_per_s(pcie))
+    return WireRates(nvlink=parse_bytes_per_s(nvlink), pcie=parse_bytes_per_s(pcie))
 
 
 def _counts(topology: "Topology") -> dict[str, int]:
@@ -149,15 +151,16 @@ def _as_json(topology: "Topology") -> dict[str, Any]:
 def _print_topology(topology: "Topology") -> None:
     from gradtide.topology.units import format_bytes_per_s, format_seconds
 
-    _print_table(("node", "kind", "machine"), [[n.name, str(n.kind), n.machine] for n in topology.nodes])
+    print_table(("node", "kind", "machine"), [[n.name, n.kind, n.machine] for n in topology.nodes])
+    typer.echo()
     rows = []
     for link, arrow in _paired(topology):
         rate = f"{link.count} × " if link.count > 1 else ""
         rate += format_bytes_per_s(link.bytes_per_s)
         rows.append([f"{link.source} {arrow} {link.target}", rate, format_seconds(link.latency_s), link.wire])
-    if not any(row[-1] for row in rows):
-        rows = [row[:-1] for row in rows]
-    _print_table(("link", "bandwidth", "latency", "shared wire"), rows)
+    headings = ("link", "bandwidth", "latency", "shared wire")
+    shown = len(headings) if any(row[-1] for row in rows) else len(headings) - 1
+    print_table(headings[:shown], [row[:shown] for row in rows])
 
 
 def _paired(topology: "Topology") -> list[tuple[Any, str]]:
@@ -173,18 +176,3 @@ def _paired(topology: "Topology") -> list[tuple[Any, str]]:
         rows.append((link, "↔" if back in left else "→"))
         left.pop(back, None)
     return rows
-
-
-def _print_table(titles: tuple[str, ...], rows: list[list[Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    width = len(rows[0]) if rows else len(titles)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles[:width]:
-        table.add_column(title, no_wrap=title == "name", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(str(cell)) for cell in row))  # Text: a name in brackets is no markup
-    Console().print(table)
-    typer.echo()

@@ -1,14 +1,13 @@
 """A process with torch loaded that makes workers by fork: a worker is up in milliseconds, where an import takes 2 s.
 
-It has no thread but its own when it forks. Workers die with it (forking.py), what they started is ended with them, and
-when the launcher is gone, however it went, nothing stays behind.
+It has no thread but its own when it forks. Workers die with it (processes/forking.py), what they started is ended with
+them, and when the launcher is gone, however it went, nothing stays behind.
 """
 
 import contextlib
 import gc
 import importlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -16,10 +15,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gradtide.forking import Wake, become_reaper, fork
 from gradtide.launch.messages import COMMANDS, Ended, Forward, Ready, Start, receive, send
 from gradtide.launch.target import Target
 from gradtide.launch.worker import live
+from gradtide.processes.forking import Children, become_reaper
 
 __all__ = ["main"]
 
@@ -28,11 +27,11 @@ _GONE_S = 2.0
 
 
 @dataclass(slots=True)
-class ForkServer:
+class WorkerForkServer:
     """Makes workers, watches them, hands them signals."""
 
     control: socket.socket
-    wake: Wake = field(default_factory=Wake)
+    children: Children = field(default_factory=Children)
     ranks: dict[int, int] = field(default_factory=dict)  # of living workers, by pid
     deadlines_s: dict[int, float] = field(default_factory=dict)  # when to kill a worker that was sent a signal, by pid
     leaving_s: dict[int, float] = field(default_factory=dict)  # when to kill what a gone worker left, by its old pid
@@ -42,11 +41,10 @@ class ForkServer:
         with contextlib.suppress(OSError):  # the launcher is gone already: the first read says so
             send(self.control, Ready())
         while True:
-            readable, _, _ = select.select([self.control.fileno(), self.wake.fd], [], [], self._until_next_deadline())
-            self.wake.clear()
+            readable = self.children.wait([self.control], self._until_next_deadline())
             self._bury()
             self._kill_the_late()
-            if self.control.fileno() not in readable:
+            if self.control not in readable:
                 continue
             received = receive(self.control, COMMANDS)
             if received is None:
@@ -60,7 +58,7 @@ class ForkServer:
 
     def _make(self, start: Start, descriptors: list[int]) -> bool:
         """True in the worker."""
-        pid = fork(self.wake)
+        pid = self.children.fork()
         if pid == 0:
             self.control.close()
             os.dup2(descriptors[0], 1)
@@ -95,8 +93,7 @@ class ForkServer:
 
     def _bury(self) -> None:
         """Tells who has ended, and asks what they had started to leave. Orphans that became ours are buried as well."""
-        while found := _someone_dead():
-            pid, status = found
+        for pid, status in self.children.ended():
             rank = self.ranks.pop(pid, None)
             if rank is not None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # died early; is another user's now
@@ -105,7 +102,6 @@ class ForkServer:
                 self.deadlines_s.pop(pid, None)
                 with contextlib.suppress(OSError):  # the launcher is gone: the next read says so
                     send(self.control, Ended(rank, status, time.monotonic()))
-            os.waitpid(pid, 0)
 
     def _end_everything(self) -> None:
         """Until nobody is left: as parents die, their children become ours (become_reaper)."""
@@ -119,20 +115,8 @@ class ForkServer:
                     elif pid not in asked:
                         asked.add(pid)
                         os.kill(pid, signal.SIGTERM)
-            select.select([self.wake.fd], [], [], 0.02)
-            self.wake.clear()
+            self.children.wait([], 0.02)
             self._bury()
-
-
-def _someone_dead() -> tuple[int, int] | None:
-    """A child that has ended and its exit code (or minus the signal), left to be reaped."""
-    try:
-        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return None
-    if found is None:
-        return None
-    return found.si_pid, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def _children() -> list[int]:
@@ -157,7 +141,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     become_reaper()
     _load(arguments[2])
-    server = ForkServer(control)
+    server = WorkerForkServer(control)
     start = server.run()
     if start is None:
         sys.stdout.flush()

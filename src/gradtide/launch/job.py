@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gradtide.launch.messages import Failure
 
-__all__ = ["Action", "Again", "GoOn", "Job", "Show", "Stop"]
+__all__ = ["Action", "Again", "GoOn", "JobState", "Show", "Stop"]
 
 _CAUSE_S = 1.0
 
@@ -49,7 +49,7 @@ Action = Show | Stop | Again | GoOn
 
 
 @dataclass(slots=True)
-class Job:
+class JobState:
     """State only."""
 
     workers: int

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from gradtide.environment import with_variables
 from gradtide.launch import wording
-from gradtide.launch.job import Action, Again, GoOn, Job, Show
+from gradtide.launch.job import Action, Again, GoOn, JobState, Show
+from gradtide.launch.members import Members
 from gradtide.launch.messages import EVENTS, Ended, Failure, Forward, Ready, Start, receive, send
 from gradtide.launch.output import Output
 from gradtide.launch.registrar import Registrar
@@ -36,13 +37,14 @@ class Launcher:
     """A job on this machine. Making it begins to load torch; `run` starts the workers and returns the exit code."""
 
     def __init__(self, spec: Spec, output: Callable[[int, selectors.BaseSelector], Output] = Output) -> None:
-        self.spec, self.job = spec, Job(spec.workers, spec.needed, spec.max_restarts)
+        self.spec, self.job = spec, JobState(spec.workers, spec.needed, spec.max_restarts)
         self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._reports, reports = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._reports.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._output = output(spec.most, self._selector)
-        self._registrar = Registrar(spec.name, self._selector, self._scale) if spec.elastic else None
+        members = Members(patience_s=spec.patience_s)
+        self._registrar = Registrar(spec.name, self._selector, self._scale, members) if spec.elastic else None
         self._port = free_port()
         self._variables: dict[str, str] = {}
         self._running = self._ready = self._server_gone = False
@@ -94,6 +96,8 @@ class Launcher:
     def _regroup(self) -> None:
         """Whoever asked is told who works together, once all have; who keeps the others waiting is ended."""
         if self._registrar is not None:
+            for rank in self._registrar.members.slow(self.job.running, time.monotonic()):
+                self._output.say(f"the others wait for worker {rank}, which has not come to the end of its step yet")
             for rank in self._registrar.members.late(self.job.running, time.monotonic()):
                 self._output.say(f"worker {rank} does not answer, and the others have waited long enough: it is ended")
                 self._forward(signal.SIGKILL, (rank,), 0.0)
@@ -227,7 +231,5 @@ class Launcher:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -2,9 +2,8 @@
 
 __all__ = ["Lines", "mark"]
 
-_LONGEST_BYTES = (
-    16 << 20
-)  # a line that grows beyond this is cut, so that output without line ends can't fill the memory
+# A line that grows beyond this is cut, so that output without line ends can't fill the memory.
+_LONGEST_BYTES = 16 << 20
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of a terminal: cyan, yellow, magenta, green, blue, red
 
 

@@ -8,27 +8,29 @@ knows. Who was added is not waited for before it asks: the others work on.
 
 from dataclasses import dataclass, field
 
-from gradtide.decrees import Ask, Decree, Notice
+from gradtide.processes.job_protocol import Ask, Notice, Roster
 
 __all__ = ["Members"]
-
-PATIENCE_S = 60.0  # how long the others wait for one that lives and does not ask; then it is ended
 
 
 @dataclass(slots=True)
 class Members:
     """State only."""
 
+    notice_s: float = 30.0  # after which it is said for whom the others wait
+    patience_s: float = 1800.0  # how long the others wait for one that lives and does not ask; then it is ended
     generation: int = 0
     asking: dict[int, Ask] = field(default_factory=dict)  # by rank
     going: set[int] = field(default_factory=set)  # who is to go, and has not yet
     added: set[int] = field(default_factory=set)  # who was added to the job, and is not in a generation yet
     noticed: Notice | None = None  # what the workers of this generation were told
     _since_s: float | None = None
+    _told: bool = False  # for whom they wait
 
     def asked(self, ask: Ask, now_s: float) -> None:
         self.asking[ask.rank] = ask
-        self._since_s = now_s if self._since_s is None else self._since_s
+        if self._since_s is None:
+            self._since_s, self._told = now_s, False
 
     def gone(self, rank: int) -> None:
         """A worker ended; what it asked for is void."""
@@ -47,7 +49,7 @@ class Members:
         self.noticed = notice
         return notice
 
-    def decree(self, living: set[int]) -> Decree | None:
+    def decree(self, living: set[int]) -> Roster | None:
         """The next generation, if everybody who lives has asked."""
         if not self.asking or living - set(self.asking) - self.added:
             return None
@@ -60,15 +62,26 @@ class Members:
         ranks = sorted(staying, key=lambda rank: (self.asking[rank].generation == 0, rank))
         self.asking.clear()
         self._since_s = self.noticed = None
-        return Decree(self.generation, tuple(ranks))
+        return Roster(self.generation, tuple(ranks))
 
     def deadline_s(self) -> float | None:
-        """When to call `late`."""
-        return None if self._since_s is None else self._since_s + PATIENCE_S
+        """When to call `slow` and `late`."""
+        if self._since_s is None:
+            return None
+        return self._since_s + (self.patience_s if self._told else min(self.notice_s, self.patience_s))
+
+    def slow(self, living: set[int], now_s: float) -> tuple[int, ...]:
+        """Who has kept the others waiting for so long that it is said. Told once."""
+        if self._since_s is None or self._told or now_s < self._since_s + self.notice_s:
+            return ()
+        self._told = True
+        return self._awaited(living)
 
     def late(self, living: set[int], now_s: float) -> tuple[int, ...]:
         """Who has kept the others waiting for too long."""
-        deadline_s = self.deadline_s()
-        if deadline_s is None or now_s < deadline_s:
+        if self._since_s is None or now_s < self._since_s + self.patience_s:
             return ()
+        return self._awaited(living)
+
+    def _awaited(self, living: set[int]) -> tuple[int, ...]:
         return tuple(sorted(living - set(self.asking) - self.added))

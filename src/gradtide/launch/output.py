@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from gradtide.environment import read_environment
 from gradtide.launch.lines import Lines, mark
+from gradtide.processes.ready import can_write
 
 __all__ = ["Output"]
 
@@ -120,7 +121,7 @@ class Output:
         view, size = memoryview(data), self._pieces_bytes[to]
         try:
             while view and not self.reader_gone:
-                if select.select([], [to], [], _WAIT_S)[1]:
+                if can_write([to], _WAIT_S):
                     with contextlib.suppress(BlockingIOError):  # whoever started us made it so
                         view = view[os.write(to, view[:size]) :]
                 elif time.monotonic() > self.give_up_s:

@@ -4,28 +4,28 @@ import contextlib
 import os
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Callable
 
 import msgspec
 
-from gradtide.decrees import Ask, Question, Watch, address_of
 from gradtide.launch.members import Members
+from gradtide.processes.credentials import user_of
+from gradtide.processes.job_protocol import Ask, Question, Watch, address_of
 
 __all__ = ["Registrar"]
 
-_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _MESSAGE_BYTES = 4096
 
 
 class Registrar:
     """Hears what workers ask, and tells them what members.py decides; `scale` is told how many somebody wants."""
 
-    def __init__(self, name: str, selector: selectors.BaseSelector, scale: Callable[[int], str]) -> None:
+    def __init__(
+        self, name: str, selector: selectors.BaseSelector, scale: Callable[[int], str], members: Members
+    ) -> None:
         self.address = address_of(name)
-        self.members = Members()
-        self._selector, self._scale = selector, scale
+        self._selector, self._scale, self.members = selector, scale, members
         self._watching: dict[int, socket.socket] = {}  # who hears of changes, by rank
         self._waiting: dict[int, socket.socket] = {}  # for an answer, by rank
         self._open: set[socket.socket] = set()
@@ -41,8 +41,7 @@ class Registrar:
         """Something can be read."""
         if thing is self._listener:
             worker, _ = self._listener.accept()
-            credentials = worker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            if _CREDENTIALS.unpack(credentials)[1] != os.getuid():
+            if user_of(worker) != os.getuid():
                 worker.close()
                 return
             self._open.add(worker)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 from gradtide.launch.target import Target
+from gradtide.timeouts import default_timeouts
 
 __all__ = ["Spec", "check_spec", "describe", "free_port", "variables_of"]
 
@@ -23,6 +24,7 @@ class Spec:
     max_restarts: int = 0  # over the whole job
     threads: int | None = None  # of each worker; an even share of the cores, unless said here or by OMP_NUM_THREADS
     grace_s: float = 1.5  # between a signal and SIGKILL
+    step_s: float | None = None  # how long a worker that lives may keep the others waiting; as usual, unless said
     preload: str = ""  # a module whose load() the fork server calls before it makes workers
     name: str = field(default_factory=lambda: f"run-{secrets.token_hex(4)}")
 
@@ -37,6 +39,10 @@ class Spec:
     @property
     def elastic(self) -> bool:
         return self.needed < self.workers or self.max_restarts > 0 or self.most > self.workers
+
+    @property
+    def patience_s(self) -> float:
+        return default_timeouts().step_s if self.step_s is None else self.step_s
 
     @property
     def threads_each(self) -> int:
@@ -57,6 +63,8 @@ def check_spec(spec: Spec) -> None:
         raise ConfigError(f"--threads {spec.threads} makes no sense; a worker has at least one")
     if spec.grace_s < 0:
         raise ConfigError(f"--grace {spec.grace_s:g} makes no sense; give 0 seconds or more")
+    if spec.step_s is not None and not spec.step_s > 0:
+        raise ConfigError(f"--step-timeout {spec.step_s:g} makes no sense; give more than 0 seconds")
 
 
 def describe(spec: Spec) -> str:
@@ -92,7 +100,7 @@ def variables_of(spec: Spec, port: int, rank: int, incarnation: int) -> dict[str
         "TORCHELASTIC_RUN_ID": spec.name,
         "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 opens torch's store, for who wants one
         "GRADTIDE_JOB": spec.name,
-    }
+    } | ({} if spec.step_s is None else {"GRADTIDE_STEP_TIMEOUT": f"{spec.step_s:g}"})
     return {name: str(number) for name, number in numbers.items()} | names
 
 

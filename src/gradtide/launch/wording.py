@@ -2,7 +2,7 @@
 
 import signal
 
-from gradtide.launch.job import Again, GoOn, Job
+from gradtide.launch.job import Again, GoOn, JobState
 from gradtide.launch.messages import Failure
 
 __all__ = ["aftermath", "again", "also_failed", "asked_to_go", "come", "go_on", "in_a_line", "lost"]
@@ -38,7 +38,7 @@ def lost(failure: Failure) -> str:
     return f"worker {failure.rank} {_did(failure)}"
 
 
-def also_failed(job: Job) -> list[Failure]:
+def also_failed(job: JobState) -> list[Failure]:
     """Those that failed for another reason than the first, and not because it did."""
     if job.cause is None:
         return []
@@ -46,7 +46,7 @@ def also_failed(job: Job) -> list[Failure]:
     return [other for other in job.failures if other.kind and not other.fell and in_a_line(other) != first]
 
 
-def aftermath(job: Job) -> list[str]:
+def aftermath(job: JobState) -> list[str]:
     """What is said when all is over: who fell after the first, and last of all what that was."""
     if job.cause is not None:
         return [*_others(job, job.cause), f"worker {job.cause.rank} {_did(job.cause)}"]
@@ -60,7 +60,7 @@ def _did(failure: Failure) -> str:
     return f"failed: {in_a_line(failure)}" if failure.kind else failure.message
 
 
-def _others(job: Job, cause: Failure) -> list[str]:
+def _others(job: JobState, cause: Failure) -> list[str]:
     others = [failure for failure in job.failures if failure is not cause and failure.rank != cause.rank]
     same = sorted({failure.rank for failure in others if in_a_line(failure) == in_a_line(cause)})
     fell = [failure for failure in others if failure.fell and failure.rank not in same]

@@ -35,9 +35,11 @@ def live(start: Start, target: Target, reports: socket.socket) -> None:
     _become_fresh(start)
     try:
         _run(target)
-    except SystemExit:
+    except SystemExit as error:
+        sys.last_value = error if error.code else None  # for who asks at the end whether it is a good one
         raise
     except BaseException as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__  # as Python does
         error.__traceback__ = _without_ours(error.__traceback__)
         _report(start.rank, error, reports)
         if not isinstance(error, KeyboardInterrupt):

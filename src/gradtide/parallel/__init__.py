@@ -1,38 +1,38 @@
-"""Data-parallel training on the devices of one process, in the order a batch meets it.
+"""Data-parallel training.
 
-devices.py        which devices there are; a thread for each
-replicas.py       a copy of the model on each device, with its gradients in one flat buffer
-batches.py        one batch cut into a shard a device
-randomness.py     a random generator a device, for models that draw numbers in forward
-batch_norm.py     batch normalisation over the shards of all devices
-step.py           one step: forward, backward, synchronise, update; alone or with other workers
+devices/          the devices of one process: a copy of the model and a part of the batch for each
 
 And on many processes:
 
-shard.py          each worker's part of every batch
+sharding.py       each worker's part of every batch
+batch_parts.py    what of a batch is cut, entered or refused
+loaders.py        where whole batches come from: the same for all workers
+order.py          the order of a DataLoader's batches, which worker 0's sampler decides
+agreement.py      what workers tell each other before a batch
+worker_random.py  random numbers of a worker's own inside the model's forward
 data_parallel.py  a model whose parameters all workers update alike
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-from gradtide.parallel.batch_norm import share_batch_norm
-from gradtide.parallel.batches import Shard, split_batch
-from gradtide.parallel.devices import Device, DevicePool, find_devices
-from gradtide.parallel.replicas import Replica, replicate
-from gradtide.parallel.step import BatchResult, train_batch, train_part
+from gradtide.parallel.devices.batch_norm import share_batch_norm
+from gradtide.parallel.devices.batches import DeviceBatch, split_batch
+from gradtide.parallel.devices.pool import Device, DevicePool, find_devices
+from gradtide.parallel.devices.replicas import Replica, replicate
+from gradtide.parallel.devices.step import BatchResult, train_batch, train_part
 
 if TYPE_CHECKING:
     from gradtide.parallel.data_parallel import DataParallel
-    from gradtide.parallel.shard import shard
+    from gradtide.parallel.sharding import shard
 
 __all__ = [
     "BatchResult",
     "DataParallel",
     "Device",
+    "DeviceBatch",
     "DevicePool",
     "Replica",
-    "Shard",
     "find_devices",
     "replicate",
     "shard",
@@ -44,7 +44,7 @@ __all__ = [
 
 _LAZY = {  # they bring in numba and the store, which the devices of one process don't need
     "DataParallel": "gradtide.parallel.data_parallel",
-    "shard": "gradtide.parallel.shard",
+    "shard": "gradtide.parallel.sharding",
 }
 
 
@@ -52,5 +52,5 @@ def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'gradtide.parallel' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value  # in the place of the module of the same name
+    globals()[name] = value
     return value

@@ -1,28 +1,26 @@
 """DataParallel: wrap a model, and every worker trains the same one."""
 
-import contextlib
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import nn
 
-from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeout
-from gradtide.events import Emit, GradientsReady, ParametersUpdated, ignore
-from gradtide.heap import keep_freed_memory
+from gradtide.errors import ConfigError
+from gradtide.events import Emit, ignore
+from gradtide.parallel.worker_random import WorkerRandom
 from gradtide.schedule.model import Schedule
-from gradtide.store import Store
 from gradtide.sync import Job, Servers, current_job
-from gradtide.sync.choose import Wishes, choose_way
-from gradtide.sync.servers import ServersWay
-from gradtide.sync.state import Snapshot
-from gradtide.sync.ways import Trained
+from gradtide.sync.choose import Wishes
+from gradtide.sync.synchroniser import Synchroniser
+from gradtide.sync.trained import as_optimizers, find_trained
+from gradtide.timeouts import Timeouts
 
 __all__ = ["DataParallel"]
-
-T = TypeVar("T")
 
 
 class DataParallel(nn.Module):
@@ -32,193 +30,150 @@ class DataParallel(nn.Module):
         for x, y in gradtide.shard(loader):
             loss = loss_fn(model(x), y)
             loss.backward()              # gradients leave while backward goes on
-            model.step()                 # instead of optimizer.step() and zero_grad()
+            model.step()                 # optimizer.step() and zero_grad()
 
-    `sync` is "auto", the name of a strategy ("ring"), a schedule's file, or `gradtide.Servers("bsp")`. All workers make
-    it together and begin with worker 0's parameters and buffers. `explain()` says which way was chosen and why.
-    `emit` is called with every event of a step.
+    `optimizer` is one of torch.optim, or a list of them. `sync` is "auto", the name of a strategy ("ring"), a
+    schedule's file, or `gradtide.Servers("bsp")`. All workers make it together and begin with worker 0's parameters and
+    buffers. `explain()` says which way was chosen and why. `emit` is called with every event of a step.
+
+    Where workers step (see `explain`), `.grad` is the gradient of all workers when a backward outside of `no_sync`
+    returns, as under DDP: clip it, scale it, call `optimizer.step()`. `share_parameters=False` makes it so everywhere.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         sync: str | Path | Schedule | Servers = "auto",
         *,
         clip_norm: float | None = None,
         share_parameters: bool | None = None,
         overlap: bool = True,
+        broadcast_buffers: bool = True,
+        timeouts: Timeouts | None = None,
         job: Job | None = None,
         emit: Emit = ignore,
     ) -> None:
         super().__init__()
-        keep_freed_memory()
-        self._emit = emit
-        self._last: Snapshot
+        if isinstance(module, DataParallel):
+            raise ConfigError("this model is wrapped already; wrap the model itself, once")
         self.module, self.optimizer = module, optimizer
-        self._job = current_job() if job is None else job
-        self._trained = _find_trained(module, optimizer, clip_norm)
-        self._wishes = Wishes(sync, share_parameters, overlap)
-        self._synchronising, self._joining = True, False
-        self._weight: float | None = None  # what this worker's gradient counts in this step, once that is known
-        self._share_buffers()
-        self._way = choose_way(self._trained, self._job, self._wishes, emit)
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._on_gradient(index))
-            for index, parameter in enumerate(self._trained.parameters)
-        ]
-
-    # --- training ---
+        self._job, self._sync = current_job() if job is None else job, sync
+        if timeouts is not None:
+            self._job.wait_as(timeouts)
+        _refuse_sync_batch_norm(module, self._job)
+        self._random = WorkerRandom(self._job)
+        self._synchroniser = Synchroniser(
+            find_trained(module, optimizer, clip_norm, broadcast_buffers=broadcast_buffers),
+            self._job,
+            Wishes(sync, share_parameters, overlap, trial=True),
+            emit,
+        )
+        self._loading: AbstractContextManager[None] | None = None
+        self.register_load_state_dict_pre_hook(_begin_loading)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_end_loading)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self.module(*inputs, **named)
-
-    def step(self) -> None:
-        """Synchronises what has not left yet, updates every worker's parameters alike, and clears the gradients."""
-        self._emit(GradientsReady())
-        finished = False
+        if not torch.is_grad_enabled():
+            return self.module(*inputs, **named)
+        self._before()
         try:
-            self._way.step(self._weight_now())
-            finished = True
-            self._share_buffers()
-            if self._is_called():
-                self._go_on(None, finished)
-        except CommunicationError as error:
-            if self._job.elastic is None or not self._collective:
-                raise
-            self._go_on(error, finished)
-        self._weight = None
-        self._emit(ParametersUpdated())
-        # What a learning-rate scheduler looks at before it warns that the optimizer has not stepped yet.
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+            outputs = self.module(*inputs, **named)
+        except BaseException:
+            self._random.leave()
+            raise
+        self._after(outputs)
+        return outputs
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before(self) -> None:
+        self._synchroniser.before_forward()
+        self._random.enter()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after(self, outputs: Any) -> None:
+        self._random.leave()
+        self._synchroniser.watch(outputs)
+
+    def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Updates every worker's parameters alike, and clears the gradients: `optimizer.step()` and `zero_grad()`, of
+        all optimizers or of one."""
+        self._synchroniser.step(None if optimizer is None else as_optimizers(optimizer))
 
     def synchronise(self) -> None:
-        """Afterwards every .grad is the one of all workers, to look at or to change before step()."""
-        self._way.synchronise(self._weight_now())
+        """Afterwards every .grad is the one of all workers. A backward outside of no_sync does it anyway."""
+        self._synchroniser.synchronise()
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def weigh(self, terms: float) -> None:
+        """Before a backward: this worker's loss is a mean over so many terms (tokens, say), which differ from worker to
+        worker. All workers say it, for each backward."""
+        self._synchroniser.weigh(float(terms))
+
+    def no_sync(self) -> AbstractContextManager[None]:
         """Gradients of a backward in here stay, and add up, until a backward outside of it."""
-        before, self._synchronising = self._synchronising, False
-        try:
-            yield
-        finally:
-            self._synchronising = before
+        return self._synchroniser.no_sync()
 
-    def together(self, work: Callable[[], T], alone: Callable[[], T]) -> T:
-        """Runs what all workers do together besides a step, such as adding up what each has seen of an epoch.
+    def edit(self) -> AbstractContextManager[None]:
+        """`with model.edit(): ...` is where parameters may be changed by hand, by all workers at once; afterwards all
+        have what worker 0 has."""
+        return self._synchroniser.edit()
 
-        When one dies meanwhile, those who are left go on, and each takes what `alone` gives: some of them may have
-        finished the work and be in the next step already, so nobody can ask for it again.
-        """
-        try:
-            return work()
-        except CommunicationError as error:
-            if self._job.elastic is None or not self._collective:
-                raise
-            self._go_on(error, finished=True)
-            return alone()
-
-    def _is_called(self) -> bool:
-        """Does somebody come or go? All workers of a group must see it at the end of the same step."""
-        elastic = self._job.elastic
-        if elastic is None:
-            return False
-        notice = elastic.notice()
-        if isinstance(self._wishes.sync, Servers):  # there everybody comes and goes by itself
-            if notice is not None and elastic.number in notice.going:
-                assert isinstance(self._way, ServersWay)
-                self._way.depart()
-            return False
-        called = torch.tensor([int(notice is not None and notice.generation == elastic.generation)])
-        return bool(called if self._job.group is None else self._job.group.all_reduce(called))
-
-    def _go_on(self, error: CommunicationError | None, finished: bool) -> None:
-        """A peer died, or somebody comes or goes: the next members go on from the last finished step, and `shard` gives
-        the batch of a step that was lost again."""
-        assert self._job.elastic is not None
-        while True:
-            self._job.undone = not finished
-            try:
-                self._job.regroup()  # from here on nobody writes to what the ranks shared
-                if self._way is not None:
-                    self._way.close()
-                    self._last, self._way = Snapshot(self._trained), None  # type: ignore[assignment]
-                self._last.restore()
-                self._share_buffers()
-                self._way = choose_way(self._trained, self._job, self._wishes, self._emit)
-            except CommunicationError as another:
-                if isinstance(another, PeerLost | PeerTimeout):
-                    continue  # one more died meanwhile
-                raise another from error
-            del self._last
-            return
-
-    @property
-    def _collective(self) -> bool:
-        return not isinstance(self._wishes.sync, Servers) and self._job.group is not None
-
-    @property
-    def store(self) -> Store | None:
-        """Where the parameters are, if they are on servers."""
-        return self._way.store if isinstance(self._way, ServersWay) else None
-
-    @property
-    def servers_step(self) -> bool:
-        """Whether the optimizer's state is on servers."""
-        return isinstance(self._way, ServersWay) and self._way.servers_step
-
-    def begin_again(self) -> None:
-        """After RolledBack, when the servers hold other values than they did: takes those."""
-        if isinstance(self._way, ServersWay):
-            self._way.begin_again()
-        self._weight = None
-
-    def explain(self) -> str:
-        """Which way the gradients go, and why."""
-        return self._way.reason
-
-    def close(self) -> None:
-        """Ends the training together; the model keeps its parameters."""
-        for hook in self._hooks:
-            hook.remove()
-        self._way.close()
-
-    def _on_gradient(self, index: int) -> Any:
-        def ready(parameter: Tensor) -> None:
-            if self._synchronising:
-                self._way.ready(index, self._weight_now())
-
-        return ready
-
-    # --- workers with more and with fewer batches ---
-
-    @contextlib.contextmanager
-    def join(self) -> Iterator[None]:
+    def join(self) -> AbstractContextManager[None]:
         """For workers whose loops have different lengths (`shard` makes them equal, and needs no such thing).
 
         Who leaves this block first takes part in the others' steps, with nothing to add, until all are done.
         """
-        self._joining = True
+        return self._synchroniser.join()
+
+    def explain(self) -> str:
+        """Which way the gradients go, and why; and in what the result differs from that of one process, if it does."""
+        return "; ".join([self._synchroniser.way.reason, *self._differences()])
+
+    def _differences(self) -> list[str]:
+        if self._job.size == 1:
+            return []
+        found, modules, mode = [], list(self.module.modules()), getattr(self._sync, "mode", "bsp")
+        if any(isinstance(module, nn.modules.batchnorm._NormBase) for module in modules):
+            found.append("unlike in one process, batch normalisation sees each worker's own part of a batch")
+        if any(map(_draws, modules)):
+            found.append("unlike in one process, each worker draws its own dropout masks")
+        if mode != "bsp":
+            found.append(f"unlike in one process, {mode} steps with values that may be some steps old")
+        return found
+
+    def close(self) -> None:
+        """Ends the training together; the model keeps its parameters."""
         try:
-            yield
-            while self._collective:
-                self._weight = 0.0
-                if not self._how_many_go_on(False):
-                    break
-                self.step()
+            self._synchroniser.finish()
         finally:
-            self._joining, self._weight = False, None
+            self._synchroniser.close()
 
-    def _weight_now(self) -> float:
-        if self._weight is None:
-            going = self._how_many_go_on(True) if self._joining and self._collective else 0
-            self._weight = 1.0 / going if going else self._job.weight
-        return self._weight
+    # --- what a script keeps ---
 
-    def _how_many_go_on(self, this_one: bool) -> int:
-        assert self._job.group is not None
-        return int(self._job.group.all_reduce(torch.tensor([int(this_one)])))
+    @property
+    def state(self) -> dict[str, Any]:
+        """What the script keeps in here (plain values: a scheduler's `state_dict()`, say) a worker that comes later, or
+        is started again, finds in its own."""
+        return self._job.state
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the script is in: it sets this, and who comes later begins with it."""
+        return self._job.epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._job.epoch = epoch
+
+    @property
+    def random_state(self) -> torch.Tensor | None:
+        """Where this worker's own stream of random numbers is (dropout's), to be saved and set again; None when there
+        is one worker, which uses torch's."""
+        return self._random.state
+
+    @random_state.setter
+    def random_state(self, state: torch.Tensor | None) -> None:
+        self._random.state = state
 
     # --- what else a module is asked for ---
 
@@ -228,34 +183,49 @@ class DataParallel(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *arguments: Any, **options: Any) -> Any:
         """All workers load the same."""
-        return self.module.load_state_dict(state_dict, *arguments, **options)
+        with self.edit():
+            return self.module.load_state_dict(state_dict, *arguments, **options)
 
-    def _share_buffers(self) -> None:
-        """Worker 0's buffers (the running statistics of batch normalisation, say) become everybody's."""
-        if self._collective and self._trained.buffers:
-            assert self._job.group is not None
-            for _, buffer in self._trained.buffers:
-                self._job.group.broadcast(buffer)
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        return self._synchroniser.around(lambda: nn.Module._apply(self, fn, recurse))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        """The model alone, with parameters of its own: an average (AveragedModel) or a teacher, say."""
+        return copy.deepcopy(self.module, memo)
+
+    def __getstate__(self) -> Any:
+        raise ConfigError("a wrapped model can't be pickled; save model.state_dict(), or what it wraps, model.module")
 
 
-def _find_trained(module: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> Trained:
-    if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
-        raise ConfigError(
-            f"{type(optimizer).__name__} steps with a closure, which model.step() does not take; use another optimizer"
-        )
-    if clip_norm is not None and clip_norm <= 0:
-        raise ConfigError(f"clip_norm is {clip_norm:g}; it must be above 0")
-    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    named = [(name, p) for name, p in module.named_parameters() if p.requires_grad and id(p) in stepped]
-    if not named:
-        raise ConfigError(
-            f"the optimizer has no parameter of {type(module).__name__} that asks for a gradient; make it with "
-            "model.parameters() before wrapping"
-        )
-    foreign = stepped - {id(p) for p in module.parameters()}
-    if foreign:
-        raise ConfigError(
-            f"{len(foreign)} of the optimizer's parameters are not the model's; give each model its own optimizer"
-        )
-    names, parameters = zip(*named, strict=True)
-    return Trained(names, parameters, optimizer, clip_norm, list(module.named_buffers()))
+def _refuse_sync_batch_norm(module: nn.Module, job: Job) -> None:
+    """torch's own has nobody to ask without a group of torch.distributed's, and says nothing of it."""
+    if (job.size > 1 or job.elastic is not None) and not dist.is_initialized():
+        for name, layer in module.named_modules():
+            if isinstance(layer, nn.SyncBatchNorm):
+                raise ConfigError(
+                    f"{name} is a SyncBatchNorm, which would quietly normalise by each worker's own part: it needs "
+                    "torch.distributed.init_process_group() first, and an accelerator; or use BatchNorm, or GroupNorm"
+                )
+
+
+def _draws(module: nn.Module) -> bool:
+    """Whether its forward draws random numbers in training, as far as a module shows it."""
+    is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+    share = module.p if is_dropout else getattr(module, "dropout", 0)  # as LSTM and MultiheadAttention have it
+    return isinstance(module, nn.RReLU) or (isinstance(share, int | float) and share > 0)
+
+
+def _begin_loading(model: DataParallel, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """A parent of the wrapper loads what it saved, where the wrapper has no name of its own."""
+    for name in [name for name in state_dict if name.startswith(prefix)]:
+        state_dict[f"{prefix}module.{name.removeprefix(prefix)}"] = state_dict.pop(name)
+    model._loading = model.edit()
+    model._loading.__enter__()
+
+
+def _end_loading(model: DataParallel, keys: Any) -> None:
+    if model._loading is not None:
+        model._loading.__exit__(None, None, None)
+        model._loading = None
+    for names in (keys.missing_keys, keys.unexpected_keys):
+        names[:] = [name.replace("module.", "", 1) for name in names]

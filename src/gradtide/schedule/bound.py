@@ -16,12 +16,12 @@ import numpy as np
 
 from gradtide.schedule.model import Collective
 from gradtide.schedule.packing.generate import Packing, pack
-from gradtide.schedule.packing.network import Network, network_of
+from gradtide.schedule.packing.network import WireNetwork, network_of
 from gradtide.schedule.packing.trees import demand_of, wire_loads
 from gradtide.schedule.request import Request
 from gradtide.topology.model import NodeKind, Topology
 
-__all__ = ["MOST_NODES", "Bound", "Packed", "bound", "packed"]
+__all__ = ["MOST_NODES", "Bound", "NetworkPacking", "bound", "packed"]
 
 MOST_NODES = 48  # devices and hosts; packing 32 takes about a second, and more than twice as many grow out of reach
 
@@ -38,10 +38,10 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
+class NetworkPacking:
     """The best packing of a request's network, for any size."""
 
-    network: Network
+    network: WireNetwork
     packing: Packing
 
 
@@ -66,16 +66,16 @@ def bound(request: Request) -> Bound:
     )
 
 
-def packed(request: Request) -> Packed:
+def packed(request: Request) -> NetworkPacking:
     """The best packing, solved once for all sizes."""
     return _packed(request.topology, request.devices, request.collective, request.root)
 
 
 @lru_cache(maxsize=32)
-def _packed(topology: Topology, devices: tuple[str, ...], collective: Collective, root: int) -> Packed:
+def _packed(topology: Topology, devices: tuple[str, ...], collective: Collective, root: int) -> NetworkPacking:
     request = Request(topology, devices, 1, collective, root)
     network = network_of(request)
-    return Packed(network, pack(network, demand_of(request, network)))
+    return NetworkPacking(network, pack(network, demand_of(request, network)))
 
 
 def _node_count(request: Request) -> int:

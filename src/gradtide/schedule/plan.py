@@ -1,25 +1,27 @@
 """plan: every strategy built, proven, predicted and compared with the lower bound; the fastest one first."""
 
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
 from gradtide.errors import ConfigError, DeviceError, ScheduleError
-from gradtide.schedule import strategies
 from gradtide.schedule.bound import bound
-from gradtide.schedule.explain import explain
+from gradtide.schedule.explain import explain, short_seconds, short_size
 from gradtide.schedule.model import Collective, Schedule
-from gradtide.schedule.request import STRATEGIES, NotApplicable, Request
-from gradtide.schedule.resources import Resources
-from gradtide.schedule.simulate import Simulation, simulate
+from gradtide.schedule.predict.resources import Resources
+from gradtide.schedule.predict.simulate import Simulation, simulate
+from gradtide.schedule.request import NotApplicable, Request
+from gradtide.schedule.strategies import STRATEGIES
 from gradtide.schedule.verify import Proof, verify
 from gradtide.topology.files import topology_named
 from gradtide.topology.model import NodeKind, Topology
+from gradtide.topology.units import parse_size_bytes
+from gradtide.topology.wording import nearest
 
 __all__ = ["Candidate", "Plan", "plan", "request_for", "seconds_of_each"]
-
-assert strategies.__all__  # importing them has registered them
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +58,69 @@ class Plan:
         """Why the best is the best, in one sentence, and where the next one loses."""
         return explain(self.table, self.bound_seconds)
 
+    @property
+    def title(self) -> str:
+        """What was asked: all_reduce of 160 MB on dgx1-v100 (8 devices)."""
+        request = self.request
+        among = f"{len(request.devices)} devices" if len(request.devices) > 4 else ", ".join(request.devices)
+        return f"{request.collective} of {short_size(request.size_bytes)} on {request.topology.name} ({among})"
+
+    def draw(self, path: str | Path, strategy: str | None = None) -> None:
+        """Draws what the best strategy (or the named one) sends over each link, to an .svg, .png or .pdf file."""
+        from gradtide.draw.topology import draw_topology  # only now: most plans are never drawn
+
+        row = self._row(strategy)
+        loads: dict[tuple[str, str], float] = defaultdict(float)
+        for link, carried in zip(self.request.topology.links, row.simulation.link_bytes, strict=True):
+            loads[link.source, link.target] += float(carried)
+        note = f"{row.name}: {short_seconds(row.seconds)}, lower bound {short_seconds(self.bound_seconds)}"
+        draw_topology(self.request.topology, Path(path), loads, title=self.title, note=note)
+
+    def timeline(self, path: str | Path, strategy: str | None = None) -> None:
+        """Writes when the best strategy (or the named one) uses which link, as JSON for ui.perfetto.dev."""
+        from gradtide.draw.timeline import Transfer, write_timeline
+
+        row = self._row(strategy)
+        schedule, run = row.schedule, row.simulation
+        transfers = []
+        for op, start_s, end_s in zip(schedule.ops, run.moving_s, run.end_s, strict=True):
+            route = self.request.routes.find(schedule.ranks[op.src], schedule.ranks[op.dst]) or ()
+            links = [(link.source, link.target) for link in route]
+            transfers.append(Transfer(f"{op.kind} chunk {op.chunk} (op {op.id})", links, float(start_s), float(end_s)))
+        write_timeline(Path(path), transfers, f"{row.name}: {self.title}")
+
+    def _row(self, strategy: str | None) -> Candidate:
+        rows = {row.name: row for row in reversed(self.table)}  # of two with one name the faster
+        if strategy is not None and strategy not in rows:
+            why = f": {self.skipped[strategy]}" if strategy in self.skipped else nearest(strategy, rows)
+            raise ScheduleError(f"the plan has no strategy {strategy!r}{why}")
+        return self.best if strategy is None else rows[strategy]
+
 
 def plan(
     topology: Topology | str | Path,
-    size_bytes: int,
+    size: int | str = 0,
     collective: Collective = "all_reduce",
     devices: Sequence[str] | None = None,
     *,
     root: str | None = None,
     rivals: Sequence[Schedule] = (),
+    size_bytes: int | None = None,
 ) -> Plan:
     """Finds the fastest way to synchronise so many bytes between devices of a topology.
 
-    `topology` may be a preset's name or a file; `devices` are all of its devices unless named; `root` is the device
-    that broadcast starts from and reduce ends at, the first unless named; `rivals` are schedules of one's own, to be
-    proven, predicted and compared too.
+    `topology` may be a preset's name or a file; `size` is a number of bytes, or a text as "160MB"; `devices` are all
+    of the topology's unless named; `root` is the device that broadcast starts from and reduce ends at, the first unless
+    named; `rivals` are schedules of one's own, to be proven, predicted and compared too.
 
-    >>> plan("pcie-4gpu", 160_000_000).best.bandwidth_seconds <= 0.015
+    >>> plan("pcie-4gpu", "160MB").best.bandwidth_seconds <= 0.015
     True
     """
-    request = request_for(topology, size_bytes, collective, devices, root)
+    if size_bytes is not None:  # the old name goes with the next release
+        warnings.warn("gradtide.plan(size_bytes=...) is written size=... now", DeprecationWarning, stacklevel=2)
+        size = size_bytes
+    wanted_bytes = parse_size_bytes(size) if isinstance(size, str) else size
+    request = request_for(topology, wanted_bytes, collective, devices, root)
     lower = bound(request).seconds
     resources = Resources(request.topology, request.routes)
     schedules, skipped = _build_all(request)

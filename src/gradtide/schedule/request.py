@@ -35,7 +35,7 @@ STRATEGIES: dict[str, Builder] = {}  # filled once, by the imports in strategies
 
 
 def strategy(name: str) -> Callable[[Builder], Builder]:
-    """Registers a builder: from then on it appears in every table and every test."""
+    """Registers a builder: once strategies/__init__.py imports it, it appears in every table and every test."""
 
     def register(builder: Builder) -> Builder:
         assert name not in STRATEGIES, f"two strategies are called {name}"

@@ -1,17 +1,21 @@
 """One object a way to synchronise, chosen once at construction, in the order a gradient meets them.
 
 job.py            the processes that train together, as this one sees them
+trained.py        what is trained: parameters that ask for a gradient, and the optimizers that step them
 ways.py           what every way to synchronise can do
-state.py          where the job stands: told to newcomers, and kept for a step that has to be undone
+backward.py       when a backward begins and ends, and what each of its gradients counts
+guard.py          notices that somebody changed gradients, parameters or an optimizer's state which ways share
+state.py          what is alike on all ranks besides parameters: the model's outline, optimizers' options and state
+in_group.py       what the ways of ranks in a group have in common
 choose.py         which way a model goes, and why
 alone.py          one worker: nothing to synchronise
 flat.py           parameters laid out in one flat space, and who owns which share of it
-combine.py        the compiled pass that adds up what the ranks handed over
 pieces.py         an optimizer that steps a rank's share, a cache-sized piece at a time
 shared.py         one host: parameters in shared memory, each rank reduces and updates its share
-buckets.py        gradients gathered in buckets that leave while backward goes on
+buckets.py        buckets of gradients that leave while backward goes on
 reduce.py         collectives: all-reduce the buckets, then every rank takes the same step
-servers.py        a parameter server: push gradients, pull values
+servers/          a parameter server: push gradients, pull values
+synchroniser.py   a worker's steps along its way, and along the next one when workers come, go or die
 """
 
 from gradtide.sync.job import Job, current_job

@@ -1,39 +1,56 @@
 """One worker: nothing to synchronise."""
 
-from torch import nn
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import Tensor
 
 from gradtide.events import Emit, GradientsSynchronised
-from gradtide.sync.ways import Trained
 
-__all__ = ["Alone", "take_step"]
+__all__ = ["Alone"]
 
 
 class Alone:
-    """What a plain PyTorch loop does."""
+    """What a plain PyTorch loop does. It is a group of one: whoever comes forms the next group with it."""
 
-    def __init__(self, trained: Trained, emit: Emit) -> None:
-        self._trained, self._emit = trained, emit
+    is_collective, store, servers_step, workers_step, led = True, None, False, True, True
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
         self.reason = "one worker: there is nothing to synchronise"
 
     def ready(self, index: int, weight: float) -> None:
         pass
 
-    def synchronise(self, weight: float) -> None:
+    def synchronise(self, weights: Sequence[float], late: bool) -> None:
+        self._emit(GradientsSynchronised(0))
+
+    def check_step(self) -> None:
         pass
 
-    def step(self, weight: float) -> None:
-        self._emit(GradientsSynchronised(0))
-        take_step(self._trained)
+    def step(self, weights: Sequence[float]) -> None:
+        pass
+
+    def weigh(self, terms: float, otherwise: float) -> float:
+        return 1.0
+
+    def edit(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def share_buffers(self, root: int = 0) -> None:
+        pass
+
+    def add_up(self, numbers: Tensor) -> Tensor:
+        return numbers
+
+    def depart(self) -> None:
+        pass
+
+    def begin_again(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
-
-
-def take_step(trained: Trained) -> None:
-    """The optimizer's own step on synchronised gradients, clipped if asked for; clears them."""
-    if trained.clip_norm is not None:
-        nn.utils.clip_grad_norm_(trained.parameters, trained.clip_norm)
-    trained.optimizer.step()
-    trained.optimizer.zero_grad(set_to_none=True)
-    for parameter in trained.parameters:
-        parameter.grad = None

@@ -2,20 +2,28 @@
 
 from dataclasses import dataclass
 
-from gradtide.collective.choose import Strategy
+from torch import nn
+
+from gradtide.collective import Group
+from gradtide.collective.executors.choose import Strategy
+from gradtide.collective.groups.device_group import DeviceGroup
 from gradtide.errors import ConfigError
 from gradtide.events import Emit
-from gradtide.store.updates import ELEMENTWISE
+from gradtide.kernels.combine import ELEMENTS
+from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync.alone import Alone
-from gradtide.sync.combine import ELEMENTS
 from gradtide.sync.job import Job
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import Servers, ServersWay
 from gradtide.sync.shared import SharedParameters
-from gradtide.sync.state import share_state
-from gradtide.sync.ways import Trained, Way
+from gradtide.sync.state import compare_models, share_buffers, share_state
+from gradtide.sync.trained import Trained
+from gradtide.sync.ways import Way
 
-__all__ = ["Wishes", "choose_way"]
+__all__ = ["TORCH", "TRIAL_STEPS", "Wishes", "can_be_shared", "choose_way"]
+
+TORCH = "torch.distributed"  # sync=: gradients go through torch's own group for the device
+TRIAL_STEPS = 3  # that a program takes with model.step(), editing nothing, before parameters are shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +33,38 @@ class Wishes:
     sync: Strategy | Servers = "auto"
     share_parameters: bool | None = None  # None: where it can be
     overlap: bool = True
+    trial: bool = False  # whether sharing must first be seen to suit the program: it may edit gradients or parameters
 
 
-def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit) -> Way:
+def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven: bool = True) -> Way:
+    """`proven`: that the program edits nothing between steps, so that parameters may be shared unasked."""
     if isinstance(wishes.sync, Servers):
-        return ServersWay(trained, job, wishes.sync, emit, overlap=wishes.overlap)
+        if job.size > 1:
+            _check_modules(trained)
+        each = wishes.share_parameters is False
+        return ServersWay(trained, job, wishes.sync, emit, overlap=wishes.overlap, workers_step=each)
     if job.group is None:
-        return Alone(trained, emit)
-    share_state(trained, job, job.group)
+        return Alone(emit)
+    _check_modules(trained)
+    with job.group.purpose("in DataParallel(...), or where it begins anew, which all workers do together"):
+        compare_models(trained, job.group)
+    beside = _beside(trained, job.group, wishes)
+    spread: Group | DeviceGroup = beside or job.group
+    for _, parameter in trained.everything:
+        spread.broadcast(parameter.data)
+    share_buffers(trained, spread)
+    share_state(trained, job, job.group, spread)
     hindrance = _why_not_shared(trained, job)
     if wishes.share_parameters and (hindrance or wishes.sync != "auto"):
         raise ConfigError(f"parameters can't be shared: {hindrance or 'that goes with sync=auto alone'}")
-    if wishes.sync == "auto" and not hindrance and wishes.share_parameters is not False:
+    if beside is not None:
+        why = "as asked for" if wishes.sync == TORCH else f"parameters are on {beside.device}"
+        reason = f"torch.distributed's own group for {beside.device.type}: {why}; then a step on each worker"
+        return Reduce(trained, beside, None, reason, emit, overlap=wishes.overlap)
+    if wishes.sync != "auto":
+        reason = f"strategy {wishes.sync}, as asked for"
+        return Reduce(trained, job.group, wishes.sync, reason, emit, overlap=wishes.overlap)
+    if not hindrance and (wishes.share_parameters or (wishes.share_parameters is None and proven)):
         return SharedParameters(
             trained,
             job.group,
@@ -44,10 +72,9 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit) -> Way:
             "each reduces and updates its own part in one pass over memory",
             emit,
         )
-    if wishes.sync != "auto":
-        reason = f"strategy {wishes.sync}, as asked for"
-        return Reduce(trained, job.group, wishes.sync, reason, emit, overlap=wishes.overlap)
     why = hindrance or "share_parameters=False"
+    if not hindrance and wishes.share_parameters is None:
+        why = f"that comes after {TRIAL_STEPS} steps with model.step() in which no gradient or parameter is edited"
     if job.group.on_one_host:
         reason = f"all-reduce in shared memory, then a step on each worker; parameters are not shared: {why}"
         return Reduce(trained, job.group, None, reason, emit, overlap=wishes.overlap)
@@ -56,15 +83,45 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit) -> Way:
     return Reduce(trained, job.group, "auto", reason, emit, overlap=wishes.overlap)
 
 
+def _check_modules(trained: Trained) -> None:
+    """Some modules change their parameters in forward, each worker's by its own part of the batch."""
+    for name, module in trained.module.named_modules():
+        if getattr(module, "max_norm", None) is not None and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            raise ConfigError(
+                f"{name or 'the model'} has max_norm=, so its forward changes its weight, on each worker other rows; "
+                "leave max_norm out, and renormalise the weight in `with model.edit():` after a step"
+            )
+
+
+def _beside(trained: Trained, group: Group, wishes: Wishes) -> DeviceGroup | None:
+    """Parameters on an accelerator go through torch.distributed's group for it; on a CPU they do if asked to."""
+    devices = {parameter.device for _, parameter in trained.everything}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ConfigError(f"parameters are on {names}; a model must be on one device, or be split by `gradtide.fit`")
+    (device,) = devices
+    if device.type == "cpu" and wishes.sync != TORCH:
+        return None
+    if wishes.sync not in ("auto", TORCH):
+        raise ConfigError(f"parameters are on {device}, where sync={wishes.sync!r} does not go; leave it out")
+    return DeviceGroup(group, device)
+
+
+def can_be_shared(trained: Trained, job: Job, wishes: Wishes) -> bool:
+    """Whether sharing is open, if the program suits it."""
+    if wishes.sync != "auto" or wishes.share_parameters is not None or job.group is None:
+        return False
+    return not _why_not_shared(trained, job)
+
+
 def _why_not_shared(trained: Trained, job: Job) -> str:
     """What keeps parameters from being shared; nothing if they can be."""
     assert job.group is not None
     if not job.group.on_one_host:
         return "the workers are on several hosts"
-    if trained.clip_norm is not None:
-        return "norm clipping needs the whole gradient"
-    kind = type(trained.optimizer)
-    if kind.__name__ not in ELEMENTWISE or not kind.__module__.startswith("torch.optim"):
+    if trained.why_workers_step:
+        return trained.why_workers_step
+    if not is_elementwise(trained.optimizer):
         return f"{_name(trained)} is not one of torch's elementwise optimizers"
     if any(group.get("differentiable") or group.get("capturable") for group in trained.optimizer.param_groups):
         return "the optimizer is differentiable or capturable"

@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradtide.sync.ways import Trained
+from gradtide.even_share import even_share
+from gradtide.sync.trained import Trained
 
-__all__ = ["ALIGN", "Flat", "Part", "lay_out"]
+__all__ = ["ALIGN", "Flat", "FlatRun", "lay_out"]
 
 ALIGN = 16  # elements: every parameter begins on a cache line
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FlatRun:
     """A run of elements of one parameter: begin and end in the flat space, and where it begins in the parameter."""
 
     index: int
@@ -31,21 +32,20 @@ class Flat:
 
     def share(self, rank: int, ranks: int) -> tuple[int, int]:
         """What a rank owns: even, on cache lines."""
-        lines = -(-self.total // ALIGN)
-        return lines * rank // ranks * ALIGN, lines * (rank + 1) // ranks * ALIGN
+        return even_share(self.total, rank, ranks, ALIGN)
 
-    def parts(self, index: int, begin: int, end: int) -> list[Part]:
+    def parts(self, index: int, begin: int, end: int) -> list[FlatRun]:
         """The run of a parameter that lies in [begin, end), if any."""
         start = self.starts[index]
         low, high = max(start, begin), min(start + self.counts[index], end)
-        return [Part(index, low, high, low - start)] if low < high else []
+        return [FlatRun(index, low, high, low - start)] if low < high else []
 
-    def pieces(self, begin: int, end: int, most: int, *, apart: bool = False) -> list[tuple[int, list[Part]]]:
+    def pieces(self, begin: int, end: int, most: int, *, apart: bool = False) -> list[tuple[int, list[FlatRun]]]:
         """[begin, end) cut into pieces of at most `most` elements of one group: (group, its parts in order).
 
         With `apart`, no piece has elements of two parameters.
         """
-        pieces: list[tuple[int, list[Part]]] = []
+        pieces: list[tuple[int, list[FlatRun]]] = []
         room, group = 0, -1
         for index in sorted(range(len(self.starts)), key=self.starts.__getitem__):
             for part in self.parts(index, begin, end):
@@ -55,7 +55,7 @@ class Flat:
                         group, room = self.groups[index], most
                         pieces.append((group, []))
                     stop = min(part.end, at + room)
-                    pieces[-1][1].append(Part(index, at, stop, at - self.starts[index]))
+                    pieces[-1][1].append(FlatRun(index, at, stop, at - self.starts[index]))
                     room -= stop - at + -(stop - at) % ALIGN
                     at = stop
         return pieces

@@ -1,17 +1,21 @@
 """The processes that train together, as this one sees them."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from gradtide.collective import Group
-from gradtide.decrees import Ask, Dismissed, Notice, Watcher, ask
 from gradtide.environment import read_environment
+from gradtide.errors import CommunicationError, ConfigError
+from gradtide.processes.job_protocol import Ask, Dismissed, Notice, Watcher, ask
+from gradtide.timeouts import Timeouts, default_timeouts
 
-__all__ = ["Elastic", "Job", "Share", "current_job"]
+__all__ = ["BatchShare", "Elastic", "Job", "current_job"]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BatchShare:
     """This rank's part of a global batch."""
 
     samples: int
@@ -50,11 +54,21 @@ class Job:
     store: str | None = None  # the address of the job's parameter servers, if it has any
     elastic: Elastic | None = None  # set when the job goes on without a worker that dies
     incarnation: int = 0  # how often this worker was started again
-    timeout_s: float = 60.0
-    share: Share | None = None  # of the batch that is being worked on; None when nobody said
+    timeout_s: float = field(default_factory=lambda: default_timeouts().step_s)
+    share: BatchShare | None = None  # of the batch that is being worked on; None when nobody said
+    shares: dict[object, BatchShare] = field(default_factory=dict)  # of each loop over `shard` that is under way
     batches: int = 0  # that `shard` has given so far
     behind: int = 0  # batches that the others were given before this worker came
     undone: bool = False  # the step of the last batch was lost with a worker: `shard` gives it again
+    apart: bool = False  # each worker comes and goes by itself, so they can't agree on anything but through servers
+    agreed: int = 0  # the generation whose workers have agreed on what they go on with
+    served: set[str] = field(default_factory=set)  # the addresses of servers that a model is trained through
+    ended: set[str] = field(default_factory=set)  # clients of servers that were in trainings which ended here
+    state: dict[str, Any] = field(default_factory=dict)  # the script's own, of plain values, which newcomers are told
+    epoch_began: int = 0  # how many batches were given before this epoch of the script
+    resumed: bool = False  # told, and not asked for yet
+    timeouts: Timeouts = field(default_factory=default_timeouts)
+    recover: Callable[[CommunicationError], None] | None = field(default=None, repr=False)  # goes on with who is left
     _group: Group | None = field(default=None, repr=False)
 
     @classmethod
@@ -68,7 +82,39 @@ class Job:
             self.regroup()
         elif self._group is None and self.size > 1:
             self._group = Group.from_environment(timeout_s=self.timeout_s)
+            self._group.set_notice(self.timeouts.notice_s)
         return self._group
+
+    def wait_as(self, timeouts: Timeouts) -> None:
+        """How long to wait for the others from now on."""
+        self.timeouts, self.timeout_s = timeouts, timeouts.step_s
+        if self._group is not None:
+            self._group.timeout_s = timeouts.step_s
+            self._group.set_notice(timeouts.notice_s)
+
+    @property
+    def epoch(self) -> int:
+        """The script's epoch, as it says itself. One that came later, and asks, begins with this epoch's batches."""
+        if self.resumed:
+            self.resumed = False
+            self.batches, self.behind = self.epoch_began, self.behind - self.epoch_began
+        return int(self.state.get("epoch", 0))
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.resumed, self.state["epoch"], self.epoch_began = False, epoch, self.batches
+
+    @property
+    def generation(self) -> int:
+        """Of the workers who train together: it grows when one dies, comes or goes."""
+        return 0 if self.elastic is None else self.elastic.generation
+
+    @property
+    def meets(self) -> bool:
+        """Whether its workers can agree on something together; not when each comes and goes by itself over servers."""
+        if self.elastic is not None:
+            return not self.apart and (self.elastic.generation > 0 or self.store is None)
+        return self._group is not None or (self.size > 1 and read_environment().launch is not None)
 
     def regroup(self) -> None:
         """Joins those who are left, and those who have come, once all of them ask."""
@@ -86,10 +132,16 @@ class Job:
         if self.size > 1:
             name = f"{state.name}-generation-{decree.generation}"
             self._group = Group.join(name, self.rank, self.size, timeout_s=self.timeout_s)
+            self._group.set_notice(self.timeouts.notice_s)
 
     @property
     def weight(self) -> float:
         """What this rank's gradient counts: its share of the samples, or, as in DDP, one part in as many as we are."""
+        if len({share.weight for share in self.shares.values()}) > 1:
+            raise ConfigError(
+                "two loops over gradtide.shard are under way, and this worker's parts of their batches differ; give "
+                "both sizes that are multiples of the number of workers, or zip the loaders inside of one shard"
+            )
         return 1.0 / self.size if self.share is None else self.share.weight
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradtide.sync.flat import Flat, Part
+from gradtide.sync.flat import Flat, FlatRun
 
-__all__ = ["Piece", "State", "Stepper"]
+__all__ = ["State", "StepPiece", "Stepper", "copied"]
 
 # With what belongs to it, a piece stays in the last-level cache; smaller ones cost more calls (measured: 2^16 to 2^18).
 PIECE_ELEMENTS = 1 << 18
@@ -36,11 +36,11 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StepPiece:
     """A run of the flat space that is stepped at once."""
 
     group: int
-    parts: Sequence[Part]
+    parts: Sequence[FlatRun]
     values: nn.Parameter
     begin: int
     end: int
@@ -73,7 +73,7 @@ class Stepper:
         options = [_without_rate(group) for group in self._optimizer.param_groups]
         if options == self._stateless_with:
             return
-        self._before = [_copy(self._watch.state.get(witness, {})) for witness in self._witnesses]
+        self._before = [copied(self._watch.state.get(witness, {})) for witness in self._witnesses]
         for witness in self._witnesses:
             witness.grad = torch.zeros_like(witness)
         if self.apart:
@@ -90,14 +90,15 @@ class Stepper:
         for name in names:
             if name not in self.states:
                 self.states[name] = State(self._make(), self._make())
-        self._stateless_with = None if self._watch.state else options
+        stepped = all(witness.grad is not None for witness in self._witnesses)
+        self._stateless_with = options if stepped and not self._watch.state else None
 
-    def keep(self, piece: Piece) -> None:
+    def keep(self, piece: StepPiece) -> None:
         """Keeps its state as it is, for a step that may have to be undone."""
         for state in self.states.values():
             state.kept[piece.begin : piece.end].copy_(state.now[piece.begin : piece.end])
 
-    def step(self, piece: Piece, gradient: Tensor) -> None:
+    def step(self, piece: StepPiece, gradient: Tensor) -> None:
         """One step of one piece."""
         inner, values = self._inner, piece.values
         groups = inner.param_groups
@@ -112,7 +113,7 @@ class Stepper:
         if own:
             self._adopt(piece, own)
 
-    def _adopt(self, piece: Piece, own: dict[str, Any]) -> None:
+    def _adopt(self, piece: StepPiece, own: dict[str, Any]) -> None:
         """State that torch has just made moves to where all ranks see it."""
         for name, state in self.states.items():
             value = own.get(name)
@@ -168,7 +169,7 @@ class Stepper:
         if self.apart:
             return
         groups = self._flat.groups
-        states = [_copy(self._watch.state.get(self._witnesses[group], {})) for group in groups]
+        states = [copied(self._watch.state.get(self._witnesses[group], {})) for group in groups]
         self._witnesses = [nn.Parameter(self._values.new_zeros(_WITNESS_ELEMENTS)) for _ in groups]
         self._watch = _like(self._optimizer, self._witnesses, groups)
         for witness, state in zip(self._witnesses, states, strict=True):
@@ -189,10 +190,10 @@ class Stepper:
                 self._inner.state[piece.values] = state
 
 
-def _piece(values: Tensor, group: int, parts: list[Part]) -> Piece:
+def _piece(values: Tensor, group: int, parts: list[FlatRun]) -> StepPiece:
     begin, end = parts[0].begin, parts[-1].end
     gaps = sum(part.end - part.begin for part in parts) != end - begin
-    return Piece(group, parts, nn.Parameter(values[begin:end]), begin, end, gaps)
+    return StepPiece(group, parts, nn.Parameter(values[begin:end]), begin, end, gaps)
 
 
 def _like(
@@ -222,5 +223,6 @@ def _elementwise(value: Any, count: int) -> bool:
     return isinstance(value, Tensor) and value.numel() == count
 
 
-def _copy(state: dict[str, Any]) -> dict[str, Any]:
+def copied(state: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state of one parameter, with tensors of its own."""
     return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}

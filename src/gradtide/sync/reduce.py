@@ -1,88 +1,187 @@
-"""Collectives: all-reduce the buckets while backward goes on, then every rank takes the same step."""
+"""Collectives: all-reduce the buckets while backward goes on; when it ends, every rank has the whole gradient."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradtide.collective import Group
-from gradtide.collective.choose import Strategy
+from gradtide.collective.executors.choose import Strategy
+from gradtide.collective.groups.device_group import DeviceGroup
 from gradtide.errors import ConfigError
 from gradtide.events import Emit, GradientsSynchronised, Waiting
 from gradtide.handle import Handle
-from gradtide.sync.alone import take_step
-from gradtide.sync.buckets import Bucket, Buckets
-from gradtide.sync.ways import Trained
+from gradtide.sync.buckets import Bucket, BucketMemory, Buckets
+from gradtide.sync.guard import LateGuard
+from gradtide.sync.in_group import InGroup
+from gradtide.sync.state import DIGEST_BYTES, Options
+from gradtide.sync.trained import Trained
 
 __all__ = ["Reduce"]
 
+_FIRST, _EVERY, _ALIKE = 3, 100, 1e-4  # when parameters are compared between ranks, and how closely
 
-class Reduce:
-    """The way of ranks that hold a copy of the parameters each."""
+
+class Reduce(InGroup):
+    """The way of ranks that hold a copy of the parameters each, and step it themselves."""
+
+    workers_step = True
 
     def __init__(
         self,
         trained: Trained,
-        group: Group,
+        group: Group | DeviceGroup,
         strategy: Strategy | None,
         reason: str,
         emit: Emit,
         *,
         overlap: bool = True,
     ) -> None:
-        self.reason, self._emit = reason, emit
-        self._trained, self._group, self._strategy = trained, group, strategy
+        super().__init__(trained, group)
+        self.reason, self._emit, self._strategy = reason, emit, strategy
         self._handles: list[Handle[Any]] = []
-        self._synchronised = self._stepping = False
-        self._used = torch.zeros(len(trained.parameters), dtype=torch.uint8)
-        with torch.no_grad():
-            for parameter in trained.parameters:
-                group.broadcast(parameter.data)
-        self._buckets = Buckets(trained.parameters, trained.names, group.shared_tensor, self._leave, overlap=overlap)
+        self._rounds = 0
+        self._late = set[int]()  # buckets that left before their gradients were whole
+        self._options, self._late_guard = Options(trained), LateGuard(trained)
+        self._buckets = Buckets(trained.parameters, overlap=overlap)
+        self._memory = BucketMemory(self._buckets.all, trained.parameters, group.shared_tensor)
         if strategy is not None:
-            for bucket in self._buckets.all:  # one that does not fit is said now, not in backward
-                group.schedule(strategy, bucket.memory.numel() * bucket.memory.element_size())
-        self._hook = trained.optimizer.register_step_pre_hook(self._check_step)
+            for flat in self._memory.flat:  # one that does not fit is said now, not in backward
+                group.schedule(strategy, flat.nbytes)
 
     def ready(self, index: int, weight: float) -> None:
-        self._buckets.put(index, weight)
+        leaving = self._buckets.put(index)
+        if leaving is None:
+            self._late.add(self._buckets.of(index).number)
+            return
+        self._memory.gather(index, weight)
+        for bucket in leaving:
+            self._leave(bucket)
 
     def _leave(self, bucket: Bucket) -> None:
-        self._handles.append(self._group.all_reduce(bucket.memory, strategy=self._strategy, async_op=True))
+        flat = self._memory.flat[bucket.number]
+        self._handles.append(self._group.all_reduce(flat, strategy=self._strategy, async_op=True))
 
-    def synchronise(self, weight: float) -> None:
-        if self._synchronised:
-            return
-        self._buckets.put_the_rest(weight)
+    # --- the end of a backward ---
+
+    def synchronise(self, weights: Sequence[float], late: bool) -> None:
+        for index in self._buckets.missing():
+            self._memory.gather(index, weights[index])
+        for bucket in self._buckets.rest():
+            self._leave(bucket)
+        flags = _Flags(len(self._trained.parameters), len(self._buckets.all))
+        self._tell(flags, late)
+        self._handles.append(self._group.all_reduce(flags.all, "max", async_op=True))
+        self._wait()
+        for number in flags.late.nonzero().flatten().tolist():  # somebody's was not whole: once more
+            for index in self._buckets.all[number].indices:
+                self._memory.gather(index, weights[index])
+            self._leave(self._buckets.all[number])
+        self._wait()
+        self._emit(GradientsSynchronised(sum(flat.nbytes for flat in self._memory.flat)))
+        self._hand_out(flags, weights)
+        self._late.clear()
+        self._buckets.restart()
+        self._late_guard.watch(bool(flags.at_step))
+        self._options.settle(flags.digest, self._group)
+        self._rounds += 1
+        if self._rounds <= _FIRST or self._rounds % _EVERY == 0:
+            self._check_alike()
+
+    def _check_alike(self) -> None:
+        """Every rank must have the same parameters; a program may have changed them on one alone. A net and no proof:
+        looked at now and then, and only as closely as machines of different kinds compute alike."""
+        norms = torch.stack(torch._foreach_norm([p.detach() for p in self._trained.parameters])).double().cpu()
+        extremes = torch.cat([norms, -norms])
+        self._group.all_reduce(extremes, "max")
+        largest, smallest = extremes.view(2, -1)[0], -extremes.view(2, -1)[1]
+        apart = (largest - smallest > _ALIKE * largest.abs().clamp_min(1e-30)).nonzero().flatten().tolist()
+        if apart:
+            raise ConfigError(
+                f"{self._trained.names[apart[0]]} is no longer the same on all workers: the program changes it on one "
+                "alone, or by its own part of a batch; change parameters alike on all, or in `with model.edit():`"
+            )
+
+    def _tell(self, flags: "_Flags", late: bool) -> None:
         for index, parameter in enumerate(self._trained.parameters):
-            self._used[index] = parameter.grad is not None
-        self._handles.append(self._group.all_reduce(self._used, "max", async_op=True))
+            gradient = parameter.grad
+            if gradient is not None:
+                flags.used[index] = 1
+                flags.sparse[index] = gradient.is_sparse
+        for number in self._late:
+            flags.late[number] = 1
+        flags.at_step.fill_(late)
+        flags.digest.copy_(self._options.told())
+
+    def _wait(self) -> None:
         self._emit(Waiting())
         for handle in self._handles:
             handle.wait()
         self._handles.clear()
-        self._emit(GradientsSynchronised(sum(bucket.memory.nbytes for bucket in self._buckets.all)))
-        used = self._used.tolist()
-        for bucket in self._buckets.all:
-            for index, view in zip(bucket.indices, bucket.views, strict=True):
-                # A parameter that no rank used keeps None, as in plain PyTorch.
-                self._trained.parameters[index].grad = view if used[index] else None
-        self._synchronised = True
 
-    def step(self, weight: float) -> None:
-        self.synchronise(weight)
-        self._stepping = True
-        try:
-            take_step(self._trained)
-        finally:
-            self._stepping = False
-        self._synchronised = False
-        self._buckets.restart()
+    def _hand_out(self, flags: "_Flags", weights: Sequence[float]) -> None:
+        """A parameter that no rank used keeps None, as in plain PyTorch. Nobody's .grad is a view of a bucket: who
+        keeps one must find in it tomorrow what it held today."""
+        own, of_all = [], []
+        used, sparse = flags.used.tolist(), flags.sparse.tolist()
+        for index, parameter in enumerate(self._trained.parameters):
+            view = self._memory.views[index]
+            if sparse[index]:
+                parameter.grad = self._sum_sparse(parameter, weights[index])
+            elif not used[index]:
+                parameter.grad = None
+            elif parameter.grad is None or parameter.grad.requires_grad:
+                parameter.grad = view.clone()
+            else:
+                own.append(parameter.grad)
+                of_all.append(view)
+        if own:
+            torch._foreach_copy_(own, of_all)
 
-    def _check_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
-        if not self._stepping:
-            raise ConfigError("call model.step() instead of optimizer.step(): it synchronises the gradients first")
+    def _sum_sparse(self, parameter: Tensor, weight: float) -> Tensor:
+        """The sum by index of the ranks' sparse gradients, which have rows of their own each."""
+        gradient = parameter.grad
+        if gradient is None:
+            gradient = torch.zeros_like(parameter).to_sparse(1)
+        own = (gradient if gradient.is_sparse else gradient.to_sparse(1)).coalesce()
+        indices, values = own.indices().T.contiguous(), own.values() * weight
+        counts = self._group.all_gather(torch.tensor([len(indices)]))
+        most = int(counts.max())
+        if not most:
+            return torch.sparse_coo_tensor(own.indices(), own.values(), own.shape)
+        all_indices = self._group.all_gather(_filled(indices, most))
+        all_values = self._group.all_gather(_filled(values, most))
+        rows = [slice(0, int(count)) for count in counts]
+        found = torch.cat([of_rank[row] for of_rank, row in zip(all_indices, rows, strict=True)]).T
+        summed = torch.cat([of_rank[row] for of_rank, row in zip(all_values, rows, strict=True)])
+        return torch.sparse_coo_tensor(found, summed, parameter.shape).coalesce()
+
+    def check_step(self) -> None:
+        """Before the optimizer steps."""
+        self._options.stepped()
+        self._late_guard.check()
+
+    @contextmanager
+    def edit(self) -> Iterator[None]:
+        yield
+        self.share_parameters()
 
     def close(self) -> None:
-        self._hook.remove()
-        for parameter in self._trained.parameters:
-            parameter.grad = None  # it may be a view of a bucket
+        pass
+
+
+class _Flags:
+    """What every rank tells all others with each synchronisation: the largest of each byte counts."""
+
+    def __init__(self, parameters: int, buckets: int) -> None:
+        sizes = [parameters, parameters, buckets, 1, 4 * DIGEST_BYTES]
+        self.all = torch.zeros(sum(sizes), dtype=torch.uint8)
+        self.used, self.sparse, self.late, self.at_step, self.digest = self.all.split(sizes)
+
+
+def _filled(rows: Tensor, count: int) -> Tensor:
+    filled = rows.new_zeros((count, *rows.shape[1:]))
+    filled[: len(rows)] = rows
+    return filled

@@ -9,6 +9,8 @@ share; they meet again, and the step is finished. Until then the old values are 
 was, piece by piece, and `begun` says how far each rank is: a step that a rank did not live to finish can be undone.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,22 +20,32 @@ from torch import Tensor
 from gradtide.collective import Group
 from gradtide.errors import ConfigError
 from gradtide.events import Emit, GradientsSynchronised, Waiting
-from gradtide.sync.combine import combine_for
-from gradtide.sync.flat import Part, lay_out
-from gradtide.sync.pieces import PIECE_ELEMENTS, Piece, Stepper
-from gradtide.sync.ways import Trained
+from gradtide.kernels.combine import combine_for
+from gradtide.sync.flat import FlatRun, lay_out
+from gradtide.sync.guard import Guard, StateKeeper
+from gradtide.sync.in_group import InGroup
+from gradtide.sync.pieces import PIECE_ELEMENTS, Stepper, StepPiece
+from gradtide.sync.state import DIGEST_BYTES, Options
+from gradtide.sync.trained import Trained
 
 __all__ = ["SharedParameters"]
 
+_HELD = (
+    "with shared parameters the optimizer's state is in memory of all workers; read it by optimizer.state_dict(), "
+    "change it by load_state_dict(), or make the model with share_parameters=False"
+)
 _STEP_BITS = 24  # of `begun`: how many pieces; above them, of which step
 
 
-class SharedParameters:
+class SharedParameters(InGroup):
     """The way of ranks on one host whose optimizer is elementwise."""
 
+    workers_step = False
+    _group: Group
+
     def __init__(self, trained: Trained, group: Group, reason: str, emit: Emit) -> None:
-        self.reason, self._emit = reason, emit
-        self._trained, self._group, self._rank, self._ranks = trained, group, group.rank, group.size
+        super().__init__(trained, group)
+        self.reason, self._emit, self._rank, self._ranks = reason, emit, group.rank, group.size
         self._flat = flat = lay_out(trained)
         self._dtype = trained.parameters[0].dtype
         self._values, self._inbox = self._common(flat.total), self._common(flat.total * (group.size - 1))
@@ -44,7 +56,9 @@ class SharedParameters:
         self._stepper = Stepper(trained.optimizer, flat, self._values, (self._begin, self._end), self._make)
         self._gives = [self._places(index) for index in range(len(flat.starts))]
         self._given_bytes = sum(place.nbytes for places in self._gives for place, _, _ in places)
-        self._handed = [-1] * len(flat.starts)  # the version of each gradient when it was handed over
+        self._given, self._values_seen = Guard(len(flat.starts)), Guard(len(flat.starts))
+        self._options = Options(trained)
+        self._digests = group.common_tensor((group.size, DIGEST_BYTES), torch.uint8)
         self._scratch = torch.zeros(PIECE_ELEMENTS + 64, dtype=self._dtype)
         self._zeros = np.zeros(PIECE_ELEMENTS + 64, self._scratch.numpy().dtype)
         self._kernel = combine_for(self._dtype)
@@ -52,41 +66,98 @@ class SharedParameters:
         self._finished, self._updating = 0, False  # steps
         if trained.optimizer.state:
             self._load_state()
-        self._hooks = self._watch_optimizer()
+        self._keeper = StateKeeper(trained.optimizer, _HELD, self.show_state, self._load_state)
+        self._values_seen.remember_all(trained.parameters)
 
     # --- a gradient's way ---
 
     def ready(self, index: int, weight: float) -> None:
         gradient = self._trained.parameters[index].grad
         assert gradient is not None
+        if gradient.is_sparse:
+            raise ConfigError(
+                f"{self._trained.names[index]} has a sparse gradient, which can't be shared; make the model with "
+                "share_parameters=False"
+            )
         flat = gradient.reshape(-1)
         for place, begin, end in self._gives[index]:
             torch.mul(flat[begin:end], weight, out=place)
-        self._handed[index] = gradient._version
+        self._given.remember(index, gradient)
 
-    def synchronise(self, weight: float) -> None:
+    def synchronise(self, weights: Sequence[float], late: bool) -> None:
         raise ConfigError(
             "with shared parameters no rank ever has the whole gradient; to change it before the step, make the model "
             "with share_parameters=False, or say clip_norm="
         )
 
-    def step(self, weight: float) -> None:
-        self._hand_over_the_rest(weight)
+    def step(self, weights: Sequence[float]) -> None:
+        self._check_values()
+        self._hand_over_the_rest(weights)
+        self._digests[self._rank] = torch.frombuffer(bytearray(self._options.digest()), dtype=torch.uint8)
         self._emit(Waiting())
         self._group.barrier()
+        if (self._digests != self._digests[0]).any():
+            self._options.take(self._group)
         self._emit(GradientsSynchronised(self._given_bytes))
         used = [bool(by_anybody) for by_anybody in np.bitwise_or.reduce(self._used)]
         self._updating = True
         self._stepper.prepare(used)
-        self._update(used, weight)
+        self._update(used, weights)
         self._emit(Waiting())
         self._group.barrier()
         self._finished, self._updating = self._finished + 1, False
-        for index, parameter in enumerate(self._trained.parameters):
+        for parameter in self._trained.parameters:
             parameter.grad = None
-            self._handed[index] = -1
+        self._given.next_look()
+        self._values_seen.remember_all(self._trained.parameters)
 
-    def _hand_over_the_rest(self, weight: float) -> None:
+    def check_step(self) -> None:
+        """No optimizer of the user's steps."""
+
+    def finish(self) -> None:
+        """The last step's values must be as it left them, too."""
+        self._check_values()
+
+    def _check_values(self) -> None:
+        edited = self._values_seen.changed(self._trained.parameters)
+        if edited is None:
+            pairs = zip(self._trained.parameters, self._pointers, strict=True)
+            edited = next((index for index, (p, pointer) in enumerate(pairs) if p.data_ptr() != pointer), None)
+        if edited is not None:
+            raise ConfigError(
+                f"{self._trained.names[edited]} was changed outside of model.edit(), though all workers of this host "
+                "share it; put the change into `with model.edit():`, or make the model with share_parameters=False"
+            )
+
+    @contextmanager
+    def edit(self) -> Iterator[None]:
+        """Rank 0 changes the shared parameters; what the others do in here is done to copies, and forgotten."""
+        self._check_values()
+        self._group.barrier()
+        if self._rank:
+            for parameter in self._trained.parameters:
+                parameter.data = parameter.data.clone()
+        try:
+            yield
+        finally:
+            if self._rank:
+                self._attach()
+        self._check_places()
+        self._group.barrier()
+        for _, parameter in self._trained.everything:
+            if not parameter.requires_grad:
+                self._group.broadcast(parameter.data)
+        self._values_seen.remember_all(self._trained.parameters)
+
+    def _check_places(self) -> None:
+        """An edit that put another tensor in place of a shared one is written to where all see it."""
+        for index, parameter in enumerate(self._trained.parameters):
+            place = self._place(index)
+            if parameter.data_ptr() != place.data_ptr():
+                place.copy_(parameter.detach())
+                parameter.data = place
+
+    def _hand_over_the_rest(self, weights: Sequence[float]) -> None:
         mine = self._used[self._rank]
         for index, parameter in enumerate(self._trained.parameters):
             gradient = parameter.grad
@@ -94,45 +165,35 @@ class SharedParameters:
             if gradient is None:
                 for place, _, _ in self._gives[index]:
                     place.zero_()
-            elif self._handed[index] == -1:
-                self.ready(index, weight)
-            elif self._handed[index] != gradient._version:
+            elif not self._given.knows(index):
+                self.ready(index, weights[index])
+            elif self._given.is_changed(index, gradient):
                 raise ConfigError(
                     f"the gradient of {self._trained.names[index]} was changed between backward and step, where it is "
-                    "this worker's alone; make the model with share_parameters=False and call synchronise() first, or "
-                    "say clip_norm="
+                    "this worker's alone; make the model with share_parameters=False, or say clip_norm="
                 )
 
-    def _update(self, used: list[bool], weight: float) -> None:
+    def _update(self, used: list[bool], weights: Sequence[float]) -> None:
         for number, piece in enumerate(self._stepper.pieces):
             if self._stepper.apart and not used[piece.parts[0].index]:
                 continue
             length = piece.end - piece.begin
-            self._combine(piece, weight)
+            self._combine(piece, weights)
             self._stepper.keep(piece)
             self._begun[self._rank] = (self._finished << _STEP_BITS) + number + 1
             self._stepper.step(piece, self._scratch[:length])
 
-    def _combine(self, piece: Piece, weight: float) -> None:
+    def _combine(self, piece: StepPiece, weights: Sequence[float]) -> None:
         values, inbox, scratch = self._arrays
         if piece.has_gaps:
             scratch[: piece.end - piece.begin] = 0
         for part in piece.parts:
             count = part.end - part.begin
             out = scratch[part.begin - piece.begin : part.end - piece.begin]
-            self._kernel(
-                self._own(part, count),
-                inbox,
-                self._flat.total,
-                values,
-                part.begin,
-                self._rank,
-                self._ranks,
-                weight,
-                out,
-            )
+            own, row, weight = self._own(part, count), self._flat.total, weights[part.index]
+            self._kernel(own, inbox, row, values, part.begin, self._rank, self._ranks, weight, out)
 
-    def _own(self, part: Part, count: int) -> Any:
+    def _own(self, part: FlatRun, count: int) -> Any:
         gradient = self._trained.parameters[part.index].grad
         if gradient is None:
             return self._zeros[:count]
@@ -149,12 +210,19 @@ class SharedParameters:
     def _move_in(self) -> None:
         """Every rank's parameters become views of the shared ones, which begin as rank 0's."""
         for index, parameter in enumerate(self._trained.parameters):
-            start = self._flat.starts[index]
-            place = self._values[start : start + parameter.numel()].view(parameter.shape)
             if self._rank == 0:
-                place.copy_(parameter.detach())
-            parameter.data = place
+                self._place(index).copy_(parameter.detach())
+        self._attach()
+        self._pointers = [parameter.data_ptr() for parameter in self._trained.parameters]
         self._group.barrier()
+
+    def _place(self, index: int) -> Tensor:
+        start, parameter = self._flat.starts[index], self._trained.parameters[index]
+        return self._values[start : start + parameter.numel()].view(parameter.shape)
+
+    def _attach(self) -> None:
+        for index, parameter in enumerate(self._trained.parameters):
+            parameter.data = self._place(index)
 
     def _places(self, index: int) -> list[tuple[Tensor, int, int]]:
         """Where this rank hands over what of a parameter: (place, begin, end), for what each other rank owns."""
@@ -169,14 +237,6 @@ class SharedParameters:
         return places
 
     # --- the user's optimizer ---
-
-    def _watch_optimizer(self) -> list[Any]:
-        optimizer = self._trained.optimizer
-        return [
-            optimizer.register_step_pre_hook(_not_here),
-            optimizer.register_state_dict_pre_hook(lambda _: self.show_state()),
-            optimizer.register_load_state_dict_post_hook(lambda _: self._load_state()),
-        ]
 
     def show_state(self) -> None:
         """Lets the user's optimizer see the state: views of what all ranks see."""
@@ -206,8 +266,7 @@ class SharedParameters:
         self._group.barrier()
 
     def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._keeper.give_back()
         values = self._values.clone()
         states = {name: state.now.clone() for name, state in self._stepper.states.items()}
         if self._updating:
@@ -243,7 +302,3 @@ class SharedParameters:
 
 def _is_flat(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() == 1
-
-
-def _not_here(optimizer: Any, arguments: Any, options: Any) -> None:
-    raise ConfigError("call model.step() instead of optimizer.step(): it synchronises the gradients first")

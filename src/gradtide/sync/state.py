@@ -1,5 +1,8 @@
-"""Where the job stands, from those who know to those who have come: the optimizer's options and state, the position."""
+"""What is alike on all ranks besides parameters: the model's outline, optimizers' options and state, the position."""
 
+import hashlib
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -7,11 +10,24 @@ import torch
 from torch import Tensor
 
 from gradtide.collective import Group
+from gradtide.collective.groups.device_group import DeviceGroup
+from gradtide.errors import ConfigError
 from gradtide.sync.job import Job
-from gradtide.sync.ways import Trained
+from gradtide.sync.pieces import copied
+from gradtide.sync.trained import Trained
 
-__all__ = ["Snapshot", "share_state"]
+__all__ = [
+    "DIGEST_BYTES",
+    "LastStep",
+    "Options",
+    "compare_models",
+    "difference",
+    "outline",
+    "share_buffers",
+    "share_state",
+]
 
+DIGEST_BYTES = 8
 _PLAIN = bool | int | float | str | None
 
 
@@ -32,31 +48,172 @@ class _Standing(msgspec.Struct, frozen=True):
     """What rank 0 tells."""
 
     batches: int  # whose steps are finished
-    options: list[dict[str, bool | int | float | str | list[float] | None]]  # a group each
+    options: list[dict[str, Any]]  # a group each
     state: list[dict[str, _Shape | _Scalar]]  # a parameter each
+    script: dict[str, Any] = {}
+    epoch_began: int = 0
 
 
-def share_state(trained: Trained, job: Job, group: Group) -> None:
-    """Rank 0's optimizer state becomes everybody's, and a newcomer learns how far the others are."""
-    own = _tell(trained, job)
+def outline(trained: Trained) -> list[str]:
+    """What must be the same on every worker, a line each."""
+    names = {id(p): name for name, p in trained.everything}
+    lines = [
+        f"{'parameter' if p.requires_grad else 'frozen parameter'} {name}: {_kind(p)}" for name, p in trained.everything
+    ]
+    lines += [f"buffer {name}: {_kind(buffer)}" for name, buffer in trained.buffers]
+    for number, optimizer in enumerate(trained.optimizers):
+        for place, group in enumerate(optimizer.param_groups):
+            members = ", ".join(names[id(p)] for p in group["params"])
+            lines.append(f"group {place} of optimizer {number}, {type(optimizer).__name__}: {members}")
+    return lines
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def compare_models(trained: Trained, group: Group) -> None:
+    """All ranks must have built the same; otherwise all of them say so, and those who differ say how."""
+    own = outline(trained)
+    digests = group.all_gather(_bytes(_digest("\n".join(own))))
+    others = [rank for rank in range(group.size) if not torch.equal(digests[rank], digests[0])]
+    if not others:
+        return
+    theirs = _told("\n".join(own).encode(), group).decode().split("\n")
+    if group.rank in others:
+        raise ConfigError(
+            f"this worker's model is not worker 0's: {difference(theirs, own, 'worker 0')}; build the same on all"
+        )
+    raise ConfigError(f"the model of worker {others[0]} is not that of worker 0; its own message says how they differ")
+
+
+def difference(theirs: Sequence[str], own: Sequence[str], who: str) -> str:
+    """The first one, in words."""
+    for a, b in zip(theirs, own, strict=False):
+        if a != b:
+            return f"it has {b}, and {who} {a}"
+    more = len(own) > len(theirs)
+    return f"{'this worker' if more else who} also has {(own if more else theirs)[min(len(own), len(theirs))]}"
+
+
+def share_buffers(trained: Trained, group: Group | DeviceGroup, root: int = 0) -> None:
+    """A rank's buffers become everybody's."""
+    for _, buffer in trained.buffers:
+        group.broadcast(buffer, root)
+
+
+def _told(own: bytes, group: Group | DeviceGroup) -> bytes:
+    """What rank 0 says."""
     length = torch.tensor([len(own)])
     group.broadcast(length)
     text = torch.zeros(int(length), dtype=torch.uint8)
     if group.rank == 0:
-        text.copy_(torch.frombuffer(bytearray(own), dtype=torch.uint8))
+        text.copy_(_bytes(own))
     group.broadcast(text)
-    told = msgspec.json.decode(bytes(text.tolist()), type=_Standing)
+    return bytes(text.tolist())
+
+
+def _bytes(raw: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def share_state(trained: Trained, job: Job, group: Group, spread: Group | DeviceGroup) -> None:
+    """Rank 0's optimizer state becomes everybody's, and a newcomer learns how far the others are. Tensors are told by
+    `spread`."""
+    told = msgspec.json.decode(_told(_tell(trained, job), group), type=_Standing)
     if group.rank and job.elastic is not None and job.elastic.newcomer:
         job.behind = told.batches
-        for mine, theirs in zip(trained.optimizer.param_groups, told.options, strict=True):
-            mine.update({k: tuple(v) if isinstance(mine.get(k), tuple) else v for k, v in theirs.items()})  # type: ignore[arg-type]
+        job.state.update(told.script)
+        job.epoch_began, job.resumed = told.epoch_began, True
+        for mine, theirs in zip(trained.groups, told.options, strict=True):
+            _adopt(mine, theirs)
     elif group.rank:
         job.undone = job.batches > told.batches  # a death may find one of us before a step's end, another after it
     for parameter, named in zip(trained.parameters, told.state, strict=True):
-        _share_one(trained.optimizer.state, parameter, named, group)
+        _share_one(trained.state_of(parameter), parameter, named, spread)
 
 
-def _share_one(states: Any, parameter: Tensor, named: dict[str, _Shape | _Scalar], group: Group) -> None:
+def _adopt(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """Takes over a group's options; returns which of them were others."""
+    changed = []
+    for name, value in theirs.items():
+        own = mine.get(name)
+        if (list(own) if isinstance(own, tuple) else own) == value:
+            continue
+        changed.append(name)
+        if isinstance(own, Tensor):
+            own.fill_(value)
+        else:
+            mine[name] = tuple(value) if isinstance(own, tuple) else value
+    return changed
+
+
+class Options:
+    """The options of all groups, which are the same on every rank at every step: rank 0's, if somebody sets others."""
+
+    def __init__(self, trained: Trained) -> None:
+        self._trained, self._warned, self._steps = trained, False, 0
+        self._known: list[Any] = []
+        self._digest = self._at_step = bytes(DIGEST_BYTES)
+
+    def digest(self) -> bytes:
+        known = [[_plain(v) for k, v in group.items() if k != "params"] for group in self._trained.groups]
+        if known != self._known:
+            self._known = known
+            self._digest = _digest(repr([_plain_options(group) for group in self._trained.groups]))
+        return self._digest
+
+    def stepped(self) -> None:
+        """A step was taken with what they are now."""
+        self._steps += 1
+        self._at_step = _digest(f"{self._steps} {self.digest()!r}")
+
+    def told(self) -> Tensor:
+        """For an all-reduce of maxima: what they are, and were at the last step, each with its opposite."""
+        both = _bytes(self.digest() + self._at_step)
+        return torch.cat([both, 255 - both])
+
+    def settle(self, largest: Tensor, group: Group | DeviceGroup) -> None:
+        high, low = largest.view(2, -1).int()
+        now, then = (high + low).ne(255).view(2, -1).any(1).tolist()
+        if then:
+            raise ConfigError(
+                "a worker took a step that another left out, or took it with other options of its optimizers, so their "
+                "parameters are no longer alike; decide alike on all workers, and change options before backward"
+            )
+        if now:
+            self.take(group)
+
+    def take(self, group: Group | DeviceGroup) -> None:
+        """Rank 0's become everybody's."""
+        own = [_plain_options(one) for one in self._trained.groups]
+        told = msgspec.json.decode(_told(msgspec.json.encode(own), group))
+        for number, (mine, theirs) in enumerate(zip(self._trained.groups, told, strict=True)):
+            before, changed = dict(mine), _adopt(mine, theirs)
+            if changed and not self._warned:
+                self._warned = True
+                name = changed[0]
+                warnings.warn(
+                    f"{name} of group {number} is {before.get(name)} on worker {group.rank} and {theirs[name]} on "
+                    "worker 0, whose options count for all; resume schedulers from model.state, or set them alike",
+                    stacklevel=2,
+                )
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
+
+
+def _plain_options(group: dict[str, Any]) -> dict[str, Any]:
+    plain = {k: _plain(v) for k, v in group.items() if k != "params"}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items() if _is_plain(v)}
+
+
+def _share_one(states: Any, parameter: Tensor, named: dict[str, _Shape | _Scalar], group: Group | DeviceGroup) -> None:
     if not named:
         states.pop(parameter, None)
         return
@@ -66,22 +223,30 @@ def _share_one(states: Any, parameter: Tensor, named: dict[str, _Shape | _Scalar
             mine[name] = what.value
             continue
         if group.rank:
-            mine[name] = torch.zeros(what.shape, dtype=getattr(torch, what.dtype))
+            where = parameter.device if what.shape == tuple(parameter.shape) else "cpu"
+            mine[name] = torch.zeros(what.shape, dtype=getattr(torch, what.dtype), device=where)
         group.broadcast(mine[name])
     states[parameter] = mine
 
 
 def _tell(trained: Trained, job: Job) -> bytes:
-    options = [{k: v for k, v in g.items() if _is_plain(v)} for g in trained.optimizer.param_groups]
+    options = [_plain_options(group) for group in trained.groups]
     state = [
-        {name: _describe(value) for name, value in trained.optimizer.state.get(p, {}).items()}
-        for p in trained.parameters
+        {name: _describe(value) for name, value in trained.state_of(p).get(p, {}).items()} for p in trained.parameters
     ]
-    return msgspec.json.encode(_Standing(job.batches - job.undone, options, state))
+    standing = _Standing(job.batches - job.undone, options, state, job.state, job.epoch_began)
+    try:
+        return msgspec.json.encode(standing)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model.state holds what can't be told to others ({error}); keep plain values in it"
+        ) from None
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, _PLAIN) or (isinstance(value, tuple | list) and all(isinstance(v, float) for v in value))
+    return isinstance(value, _PLAIN) or (
+        isinstance(value, tuple | list) and all(isinstance(v, bool | int | float) for v in value)
+    )
 
 
 def _describe(value: Any) -> _Shape | _Scalar:
@@ -90,23 +255,19 @@ def _describe(value: Any) -> _Shape | _Scalar:
     return _Scalar(value)
 
 
-class Snapshot:
+class LastStep:
     """The parameters and the optimizer's state of the last finished step, in this process's own memory."""
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
         self._values = [parameter.detach().clone() for parameter in trained.parameters]
-        self._states = [_copied(trained.optimizer.state.get(p, {})) for p in trained.parameters]
+        self._states = [copied(trained.state_of(p).get(p, {})) for p in trained.parameters]
 
     def restore(self) -> None:
-        states = self._trained.optimizer.state
         for parameter, value, state in zip(self._trained.parameters, self._values, self._states, strict=True):
+            states = self._trained.state_of(parameter)
             parameter.data = value.clone()
             parameter.grad = None
             states.pop(parameter, None)
             if state:
-                states[parameter] = _copied(state)
-
-
-def _copied(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in state.items()}
+                states[parameter] = copied(state)

@@ -1,47 +1,88 @@
 """What every way to synchronise can do."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from typing import Protocol
 
-import torch
-from torch import nn
+from torch import Tensor
 
-__all__ = ["Trained", "Way"]
+from gradtide.store import Store
 
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What is trained: the parameters that ask for a gradient, by name, and the optimizer that steps them."""
-
-    names: Sequence[str]
-    parameters: Sequence[nn.Parameter]
-    optimizer: torch.optim.Optimizer
-    clip_norm: float | None = None
-    buffers: Sequence[tuple[str, torch.Tensor]] = ()
-
-    def group_of(self) -> list[int]:
-        """The optimizer's group of each parameter; -1 for one that it does not have."""
-        found = {id(p): i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
-        return [found.get(id(parameter), -1) for parameter in self.parameters]
+__all__ = ["Way"]
 
 
 class Way(Protocol):
-    """One way to synchronise."""
+    """One way to synchronise. Nobody needs to ask which one it is."""
 
     reason: str  # why it is this one, in a sentence
+
+    # --- a gradient's way ---
 
     def ready(self, index: int, weight: float) -> None:
         """The gradient of a parameter is whole; backward goes on. `weight` is what this rank's gradient counts."""
 
-    def synchronise(self, weight: float) -> None:
-        """Afterwards every .grad is the one of all ranks. Not every way has such a moment."""
+    @property
+    def workers_step(self) -> bool:
+        """Whether each rank gets the whole gradient and takes the step itself, as one process would."""
 
-    def step(self, weight: float) -> None:
-        """Synchronises what is left, updates the parameters on every rank, and clears the gradients."""
+    def synchronise(self, weights: Sequence[float], late: bool) -> None:
+        """Where ranks step: afterwards every .grad is the one of all ranks. `late`: not in a backward, but at the step
+        of a rank whose backward reached no parameter."""
+
+    def check_step(self) -> None:
+        """Where ranks step: right before an optimizer does."""
+
+    def step(self, weights: Sequence[float]) -> None:
+        """Where ranks don't step by themselves: updates the parameters on every rank, and clears the gradients.
+        `weights` are what each gradient counts."""
+
+    def weigh(self, terms: float, otherwise: float) -> float:
+        """What a mean over so many terms counts: all ranks ask, each for its own. `otherwise` is what it counts if
+        nobody has a term: there may be more in a loss than that mean."""
+
+    # --- besides gradients ---
+
+    def edit(self) -> AbstractContextManager[None]:
+        """In it the parameters may be changed, on all ranks at once; afterwards they are alike."""
+
+    def share_buffers(self, root: int = 0) -> None:
+        """One rank's buffers (the running statistics of batch normalisation, say) become everybody's."""
+
+    def add_up(self, numbers: Tensor) -> Tensor:
+        """The sum over all ranks of a group, in place. Over servers, where nobody waits just to know, our own."""
+
+    # --- who works together ---
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether the ranks are a group that steps as one, be it of one rank: when somebody comes, goes or dies, all of
+        them form the next group. Otherwise each comes and goes by itself."""
+
+    @property
+    def led(self) -> bool:
+        """Whether this rank was the first of those who took the last step: what one does for all is its to do."""
+
+    def depart(self) -> None:
+        """This rank is to go. What the others must know of it they are told; it goes when they can do without it."""
+
+    def finish(self) -> None:
+        """This rank takes no further step: waits until what it has sent has arrived."""
 
     def close(self) -> None:
         """Lets go of what it holds. Parameters and optimizer state are this process's own, as the last step left them.
 
         A step that could not be finished, because a peer died, never was.
         """
+
+    # --- where the parameters are ---
+
+    @property
+    def store(self) -> Store | None:
+        """Where gradients and values are exchanged, if that is on servers."""
+
+    @property
+    def servers_step(self) -> bool:
+        """Whether servers take the step, so that the parameters and the optimizer's state are theirs."""
+
+    def begin_again(self) -> None:
+        """After RolledBack: forgets what was under way, and takes the values that are there now."""

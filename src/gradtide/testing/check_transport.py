@@ -5,6 +5,7 @@ credit to send bodies.
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from random import Random
@@ -18,7 +19,7 @@ Connect = Callable[[int], tuple[Connection, Connection]]
 _LONG_S = 10.0
 
 
-class Inbox:
+class Mailbox:
     """Receives messages with bodies of any length: the message says how long its body is."""
 
     def __init__(self, connection: Connection) -> None:
@@ -52,7 +53,11 @@ class Inbox:
 
 def check_transport(connect: Connect) -> None:
     """Everything below, in turn."""
-    for check in (_order_and_content, _bodies_in_parts, _credit, _timeout, _closed_here, _closed_there, _cut_in_two):
+    checks = (
+        _order_and_content, _bodies_in_parts, _two_threads, _woken, _credit, _timeout, _closed_here, _closed_there,
+        _cut_in_two,
+    )  # fmt: skip
+    for check in checks:
         sender, receiver = connect(0 if check is _credit else UNLIMITED)
         try:
             check(sender, receiver)
@@ -62,7 +67,7 @@ def check_transport(connect: Connect) -> None:
 
 
 def _order_and_content(sender: Connection, receiver: Connection) -> None:
-    inbox, random = Inbox(receiver), Random(1)
+    inbox, random = Mailbox(receiver), Random(1)
     sizes = [0, 1, 11, 4096, 70_000, (4 << 20) - 1, 4 << 20, (4 << 20) + 1, 9_000_000, 0]
     bodies = [random.randbytes(size) for size in sizes]
     for i, body in enumerate(bodies):
@@ -74,7 +79,7 @@ def _order_and_content(sender: Connection, receiver: Connection) -> None:
 
 def _bodies_in_parts(sender: Connection, receiver: Connection) -> None:
     """A body of many buffers, and a message that is longer than a frame."""
-    inbox, random = Inbox(receiver), Random(2)
+    inbox, random = Mailbox(receiver), Random(2)
     parts = [random.randbytes(random.randrange(1, 3000)) for _ in range(3000)]
     whole = b"".join(parts)
     message = b"%d " % len(whole) + random.randbytes(300_000)
@@ -83,10 +88,47 @@ def _bodies_in_parts(sender: Connection, receiver: Connection) -> None:
     assert inbox.messages == [(message, whole)]
 
 
+def _two_threads(sender: Connection, receiver: Connection) -> None:
+    """One thread sends while another receives, at both ends: as a client does."""
+    ends, random = (sender, receiver), Random(3)
+    inboxes, bodies = [Mailbox(end) for end in ends], [random.randbytes(200_000) for _ in range(40)]
+
+    def send(end: Connection) -> None:
+        for body in bodies:
+            end.send(b"%d x" % len(body), [memoryview(body)], len(body))
+            while end.can_flush:
+                end.flush()
+
+    threads = [threading.Thread(target=send, args=(end,)) for end in ends]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + _LONG_S
+    while any(len(inbox.messages) < len(bodies) for inbox in inboxes) and time.monotonic() < deadline_s:
+        for end in ends:
+            end.receive()
+    for thread in threads:
+        thread.join(_LONG_S)
+    for inbox in inboxes:
+        assert [body for _, body in inbox.messages] == bodies
+
+
+def _woken(sender: Connection, receiver: Connection) -> None:
+    """Who waits before each look misses nothing: what poll does not show is not left behind."""
+    inbox, random = Mailbox(receiver), Random(4)
+    for i in range(1, 50):
+        body = bytes(random.randrange(150_000, 300_000))  # begins in one recv and ends in another, with what follows
+        sender.send(b"%d x" % len(body), [memoryview(body)], len(body))
+        sender.send(b"0 last")
+        while len(inbox.messages) < 2 * i:
+            sender.flush()
+            receiver.wait(_LONG_S, "the rest")
+            receiver.receive()
+
+
 def _credit(sender: Connection, receiver: Connection) -> None:
     """No body leaves without credit, and the order is kept."""
-    inbox = Inbox(receiver)
-    Inbox(sender)
+    inbox = Mailbox(receiver)
+    Mailbox(sender)
     body = os.urandom(1000)
     sender.send(b"1000 waits", [memoryview(body)], 1000)
     sender.send(b"0 behind it")
@@ -109,14 +151,14 @@ def _credit(sender: Connection, receiver: Connection) -> None:
 
 
 def _timeout(sender: Connection, receiver: Connection) -> None:
-    Inbox(sender)
+    Mailbox(sender)
     error = _expect(PeerTimeout, lambda: sender.wait(0.01, "push of 'w'"))
     assert sender.peer in error
     assert "push of 'w'" in error
 
 
 def _closed_here(sender: Connection, receiver: Connection) -> None:
-    Inbox(sender)
+    Mailbox(sender)
     sender.close()
     _expect(Closed, lambda: sender.send(b"0 x"))
     _expect(Closed, sender.receive)
@@ -124,7 +166,7 @@ def _closed_here(sender: Connection, receiver: Connection) -> None:
 
 
 def _closed_there(sender: Connection, receiver: Connection) -> None:
-    inbox = Inbox(receiver)
+    inbox = Mailbox(receiver)
     sender.send(b"0 last words")
     sender.close()
     receiver.wait(_LONG_S, "last words")
@@ -136,7 +178,7 @@ def _closed_there(sender: Connection, receiver: Connection) -> None:
 
 def _cut_in_two(sender: Connection, receiver: Connection) -> None:
     """A peer that breaks off within a message is lost, and the half message never arrives."""
-    inbox = Inbox(receiver)
+    inbox = Mailbox(receiver)
     body = bytes(20_000_000)
     sender.send(b"%d big" % len(body), [memoryview(body)], len(body))
     receiver.wait(_LONG_S, "half a message")

@@ -4,14 +4,21 @@ python -m gradtide.testing.elastic --seed 17              one seed, with what it
 python -m gradtide.testing.elastic --seeds 2000           many, until the first that breaks a promise
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from random import Random
 
 from gradtide.testing.faults import COORDINATOR, Fault
-from gradtide.testing.network import Faults
-from gradtide.testing.simulate import Comer, Outcome, Scenario, run_scenario
+from gradtide.testing.simulate import (
+    Comer,
+    Outcome,
+    Scenario,
+    first_broken,
+    run_and_report,
+    run_scenario,
+    seed_parser,
+)
+from gradtide.testing.simulator.network import Faults
 
 __all__ = ["elastic_scenario_of", "main", "run_elastic_seed", "run_elastic_seeds"]
 
@@ -96,37 +103,13 @@ def run_elastic_seed(seed: int) -> Outcome:
 
 def run_elastic_seeds(first: int, count: int, progress: Callable[[int], None] = lambda seed: None) -> Outcome | None:
     """Run seeds in order; returns the first that broke a promise, or None."""
-    for seed in range(first, first + count):
-        outcome = run_elastic_seed(seed)
-        if outcome.violations:
-            return outcome
-        progress(seed)
-    return None
+    return first_broken(run_elastic_seed, first, count, progress)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m gradtide.testing.elastic", description=__doc__)
-    parser.add_argument("--seed", type=int, help="run this seed alone, and say what it did")
-    parser.add_argument("--seeds", type=int, default=1000, help="how many seeds to run (default: 1000)")
-    parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
-    options = parser.parse_args(arguments)
-    write = sys.stdout.write
-    if options.seed is not None:
-        outcome: Outcome | None = run_elastic_seed(options.seed)
-    else:
-        outcome = run_elastic_seeds(options.first, options.seeds)
-    if outcome is None:
-        write(f"{options.seeds} seeds from {options.first} on: every promise kept\n")
-        return 0
-    if options.seed is not None:
-        for thing in (*outcome.history.operations, *outcome.happened, outcome.scenario):
-            write(f"{thing}\n")
-    for violation in outcome.violations:
-        write(f"seed {outcome.scenario.seed} broke {violation.promise!r}: {violation.text}\n")
-    if outcome.violations and options.seed is None:
-        write(f"replay: python -m gradtide.testing.elastic --seed {outcome.scenario.seed}\n")
-    return 1 if outcome.violations else 0
+    parser = seed_parser("gradtide.testing.elastic", __doc__, 1000)
+    return run_and_report(parser.parse_args(arguments), run_elastic_seed, parser.prog)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from gradtide.errors import ConfigError
 
-__all__ = ["ADDRESSES", "INTERFACES", "two_hosts"]
+__all__ = ["ADDRESSES", "INTERFACES", "cut_wire", "two_hosts"]
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 INTERFACES = ("gt0", "gt1")
@@ -39,6 +39,19 @@ def two_hosts(rate: str = "160mbit", queue: str = "200ms") -> Iterator[tuple[lis
                 f"two hosts can't be made here ({error.stderr.strip()}); network namespaces are needed"
             ) from None
         yield ["ip", "netns", "exec", names[0]], ["ip", "netns", "exec", names[1]]
+
+
+@contextmanager
+def cut_wire(names: Sequence[str]) -> Iterator[None]:
+    """Nothing arrives any more between the two hosts of these names, and neither is told: frames go to nobody."""
+    for name, address, interface in zip(names, reversed(ADDRESSES), INTERFACES, strict=True):
+        nobody = ("lladdr", "02:00:00:00:00:99", "dev", interface, "nud", "permanent")
+        _run("ip", "-n", name, "neigh", "replace", address, *nobody)
+    try:
+        yield
+    finally:
+        for name, address, interface in zip(names, reversed(ADDRESSES), INTERFACES, strict=True):
+            _run("ip", "-n", name, "neigh", "del", address, "dev", interface)
 
 
 def _run(*command: str) -> None:

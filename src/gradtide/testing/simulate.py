@@ -5,35 +5,41 @@ python -m gradtide.testing.simulate --seeds 20000          many, until the first
 """
 
 import argparse
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
-from gradtide.store import placement
-from gradtide.store.session import Session, SessionOptions
-from gradtide.testing.actors import ClientActor, World
-from gradtide.testing.clock import VirtualClock
+from gradtide.store.client.session import Session, SessionOptions
+from gradtide.store.coordinator import membership
+from gradtide.store.wire import placement
 from gradtide.testing.faults import COORDINATOR, Fault
-from gradtide.testing.history import History, Violation, check
-from gradtide.testing.network import Faults, Network
-from gradtide.testing.numbers import Number
-from gradtide.testing.outcome import finals, is_whole, lost_shards
-from gradtide.testing.processes import CoordinatorActor, HostActor
-from gradtide.testing.scripts import WorkerPlan, client_script, round_specs, worker_script
-from gradtide.testing.trouble import Trouble
+from gradtide.testing.simulator.actors import ClientActor, World
+from gradtide.testing.simulator.clock import VirtualClock
+from gradtide.testing.simulator.history import SimulationHistory, Violation, check
+from gradtide.testing.simulator.network import Faults, Network
+from gradtide.testing.simulator.numbers import Number
+from gradtide.testing.simulator.outcome import finals, is_whole, kept_records, lost_shards
+from gradtide.testing.simulator.processes import CoordinatorActor, HostActor
+from gradtide.testing.simulator.scripts import WorkerPlan, client_script, round_specs, worker_script
+from gradtide.testing.simulator.trouble import Trouble
 
 __all__ = [
     "Comer",
     "Outcome",
     "Scenario",
+    "first_broken",
     "main",
     "replicated_scenario_of",
+    "run_and_report",
     "run_scenario",
     "run_seed",
     "run_seeds",
     "scenario_of",
+    "seed_parser",
 ]
 
 LIMIT_S = 300.0
@@ -75,6 +81,10 @@ class Scenario:
     lease_s: float = 2.0
     pause_s: float = 0.02  # of a client between operations
     comers: tuple[Comer, ...] = ()
+    worker_lease_s: float = 0.0  # how long a client may hang while its connection stands; 0: a lease
+    forget_leases: float = 0.0  # after how many a client is forgotten; 0: as a real store does
+    drift: float = 0.0  # by how much each machine's clock may be too fast or too slow
+    rejoin: bool = False  # workers that were struck off come again by themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +92,7 @@ class Outcome:
     """What a run showed."""
 
     scenario: Scenario
-    history: History
+    history: SimulationHistory
     violations: tuple[Violation, ...]
     events: int
     digest: str
@@ -177,22 +187,29 @@ def scenario_of(seed: int) -> Scenario:
 
 def run_scenario(scenario: Scenario) -> Outcome:
     """Run it to its end, and check what happened."""
-    with _few_shards():
+    with _small_and_fast(scenario):
         return _run(scenario)
 
 
 @contextmanager
-def _few_shards() -> Iterator[None]:
-    usual, placement.SHARDS = placement.SHARDS, SHARDS
+def _small_and_fast(scenario: Scenario) -> Iterator[None]:
+    """A store of few shards, that forgets as soon as the scenario says, and does not say when its disk is full."""
+    usual, log = (placement.SHARDS, membership.FORGET_LEASES), logging.getLogger("gradtide.coordinator")
+    was_disabled, log.disabled = log.disabled, True
+    placement.SHARDS = SHARDS
+    membership.FORGET_LEASES = scenario.forget_leases or membership.FORGET_LEASES  # type: ignore[assignment]
     try:
         yield
     finally:
-        placement.SHARDS = usual
+        placement.SHARDS, membership.FORGET_LEASES = usual
+        log.disabled = was_disabled
 
 
 def _run(scenario: Scenario) -> Outcome:
     clock, random = VirtualClock(), Random(scenario.seed)
     world = World(clock, Network(clock, random, scenario.faults), random)
+    world.worker_lease_s = scenario.worker_lease_s
+    world.rates = _rates(scenario)
     world.network.on_cut = lambda source, target: _notice_cut(world, source, target)
     CoordinatorActor(world, scenario.lease_s)
     for i in range(scenario.servers):
@@ -205,8 +222,10 @@ def _run(scenario: Scenario) -> Outcome:
     if ended and (scenario.replicas or scenario.mishaps):
         clock.run(lambda: clock.now_s > trouble.ends_s, LIMIT_S)
         ended = clock.run(lambda: is_whole(world, scenario.replicas), clock.now_s + HEAL_S)
+    if scenario.faults.late:
+        clock.run(lambda: False, clock.now_s + scenario.faults.late_s)
     world.history.finals = finals(world)
-    violations = check(world.history)
+    violations = check(world.history) + kept_records(world)
     if not ended:
         stuck = [name for name, client in world.clients.items() if not client.at_rest]
         text = f"{', '.join(stuck)} still wait" if stuck else "replicas are missing or differ, or somebody can't go"
@@ -217,25 +236,34 @@ def _run(scenario: Scenario) -> Outcome:
     return Outcome(scenario, world.history, tuple(violations), clock.events, world.history.digest(), happened)
 
 
+def _rates(scenario: Scenario) -> dict[str, float]:
+    random = Random(scenario.seed ^ 0xC10C)
+    counts = (("server", scenario.servers), ("client", scenario.clients), ("worker", scenario.workers))
+    names = [COORDINATOR, *(f"{role}{i}" for role, count in counts for i in range(count))]
+    drift = scenario.drift
+    return {name: 1.0 + random.uniform(-drift, drift) for name in names} if drift else {}
+
+
 def _at_rest(world: World) -> bool:
-    return all(client.at_rest for client in world.clients.values())
+    return not world.coming and all(client.at_rest for client in world.clients.values())
 
 
 def _start_clients(world: World, scenario: Scenario) -> None:
-    options = SessionOptions(resend_s=0.2, resend_most_s=1.0, credit_bytes=scenario.credit_bytes)
+    options = SessionOptions(
+        resend_s=0.2, resend_most_s=1.0, rejoin=scenario.rejoin, credit_bytes=scenario.credit_bytes
+    )
     for i in range(scenario.clients):
-        session: Session[Number] = Session(f"client{i}", 1, options=options)
-        script = client_script(scenario.script_seed * 31 + i, scenario.operations, scenario.pause_s)
-        ClientActor(world, session, script)
+        world.programs[f"client{i}"] = partial(_start_client, world, scenario, options, i)
     for i in range(scenario.workers):
-        member: Session[Number] = Session(f"worker{i}", 1, i, scenario.workers, options)
-        ClientActor(world, member, worker_script(_plan(scenario, i)))
+        world.programs[f"worker{i}"] = partial(_start_worker, world, scenario, options, i)
+    for name, program in world.programs.items():
+        world.people[name] = program(0)
     if scenario.newcomer:
-        late: Session[Number] = Session("newcomer", 1, scenario.workers, 0, options)
+        late: Session[Number] = Session("newcomer", 0, scenario.workers, 0, options, token=300)
         plan = _plan(scenario, scenario.workers)
         world.clock.after(0.5, lambda: _late(world, late, plan))
     for i, comer in enumerate(scenario.comers, scenario.workers + scenario.newcomer):
-        later: Session[Number] = Session(f"worker{i}", 1, i, 0, options)
+        later: Session[Number] = Session(f"worker{i}", 0, i, 0, options, token=400 + i)
         stays = replace(
             _plan(scenario, i),
             goes_after=comer.goes_after,
@@ -243,6 +271,24 @@ def _start_clients(world: World, scenario: Scenario) -> None:
             says_so_before=comer.says_so_before,
         )
         world.clock.after(comer.at_s, lambda s=later, p=stays: _late(world, s, p))  # type: ignore[misc]
+
+
+def _start_client(world: World, scenario: Scenario, options: SessionOptions, i: int, time: int) -> ClientActor:
+    name, token = f"client{i}", 100 + i
+    session: Session[Number] = Session(_nth(name, time), 0, options=options, token=1000 * time + token)
+    script = client_script(scenario.script_seed * 31 + i + 1009 * time, scenario.operations, scenario.pause_s)
+    return ClientActor(world, session, script)
+
+
+def _start_worker(world: World, scenario: Scenario, options: SessionOptions, i: int, time: int) -> ClientActor:
+    name, token, expected = _nth(f"worker{i}", time), 1000 * time + 200 + i, 0 if time else scenario.workers
+    session: Session[Number] = Session(name, 0, i, expected, options, token=token)
+    plan = _plan(scenario, i)
+    return ClientActor(world, session, worker_script(replace(plan, seed=plan.seed + 1009 * time)))
+
+
+def _nth(name: str, time: int) -> str:
+    return f"{name}-{time}" if time else name
 
 
 def _late(world: World, session: Session[Number], plan: WorkerPlan) -> None:
@@ -278,8 +324,15 @@ def run_seeds(
     first: int, count: int, progress: Callable[[int], None] = lambda seed: None, *, replicas: bool = False
 ) -> Outcome | None:
     """Run seeds in order; returns the first that broke a promise, or None."""
+    return first_broken(partial(run_seed, replicas=replicas), first, count, progress)
+
+
+def first_broken(
+    run: Callable[[int], Outcome], first: int, count: int, progress: Callable[[int], None]
+) -> Outcome | None:
+    """Of so many seeds in order, the outcome of the first that broke a promise."""
     for seed in range(first, first + count):
-        outcome = run_seed(seed, replicas=replicas)
+        outcome = run(seed)
         if outcome.violations:
             return outcome
         progress(seed)
@@ -288,31 +341,37 @@ def run_seeds(
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m gradtide.testing.simulate", description=__doc__)
-    parser.add_argument("--seed", type=int, help="run this seed alone, and say what it did")
-    parser.add_argument("--seeds", type=int, default=2000, help="how many seeds to run (default: 2000)")
-    parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
+    parser = seed_parser("gradtide.testing.simulate", __doc__, 2000)
     parser.add_argument("--replicas", action="store_true", help="scenarios with replicas, and servers that die")
     options = parser.parse_args(arguments)
-    write = sys.stdout.write
-    if options.seed is not None:
-        outcome: Outcome | None = run_seed(options.seed, replicas=options.replicas)
-    else:
-        outcome = run_seeds(options.first, options.seeds, replicas=options.replicas)
+    run = partial(run_seed, replicas=options.replicas)
+    return run_and_report(options, run, parser.prog, " --replicas" if options.replicas else "")
+
+
+def seed_parser(module: str, description: str, seeds: int) -> argparse.ArgumentParser:
+    """The options of a command line that runs seeds."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--seed", type=int, help="run this seed alone, and say what it did")
+    parser.add_argument("--seeds", type=int, default=seeds, help=f"how many seeds to run (default: {seeds})")
+    parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
+    return parser
+
+
+def run_and_report(options: argparse.Namespace, run: Callable[[int], Outcome], command: str, more: str = "") -> int:
+    """Runs what the options say and tells how it went, and the command (with `more`) to replay it; the exit code."""
+    alone, write = options.seed is not None, sys.stdout.write
+    outcome = run(options.seed) if alone else first_broken(run, options.first, options.seeds, lambda seed: None)
     if outcome is None:
         write(f"{options.seeds} seeds from {options.first} on: every promise kept\n")
         return 0
-    if options.seed is not None:
-        for operated in outcome.history.operations:
-            write(f"{operated}\n")
-        for fault in outcome.happened:
-            write(f"{fault}\n")
-        write(f"{outcome.scenario}\n{outcome.events} events, history {outcome.digest}\n")
+    if alone:
+        for thing in (*outcome.history.operations, *outcome.happened, outcome.scenario):
+            write(f"{thing}\n")
+        write(f"{outcome.events} events, history {outcome.digest}\n")
     for violation in outcome.violations:
         write(f"seed {outcome.scenario.seed} broke {violation.promise!r}: {violation.text}\n")
-    if outcome.violations and options.seed is None:
-        with_replicas = " --replicas" if outcome.scenario.replicas else ""
-        write(f"replay: python -m gradtide.testing.simulate --seed {outcome.scenario.seed}{with_replicas}\n")
+    if outcome.violations and not alone:
+        write(f"replay: {command} --seed {outcome.scenario.seed}{more}\n")
     return 1 if outcome.violations else 0
 
 

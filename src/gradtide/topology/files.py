@@ -7,7 +7,7 @@ from gradtide.topology.formats.nvidia_smi import looks_like_nvidia_smi, parse_nv
 from gradtide.topology.formats.toml_file import format_toml, parse_toml
 from gradtide.topology.model import Topology
 from gradtide.topology.presets import is_preset_name, preset
-from gradtide.topology.rates import Rates
+from gradtide.topology.rates import WireRates
 from gradtide.topology.wording import shown
 
 __all__ = ["read_topology", "topology_named", "write_topology"]
@@ -15,7 +15,7 @@ __all__ = ["read_topology", "topology_named", "write_topology"]
 MOST_BYTES = 2_000_000  # a cluster of 4,096 devices takes about 1 MB
 
 
-def topology_named(text: str, rates: Rates | None = None) -> Topology:
+def topology_named(text: str, rates: WireRates | None = None) -> Topology:
     """The preset of this name, or what the file at this path describes (nvidia-smi text with wires of these rates).
 
     >>> len(topology_named("ring:8").nodes)
@@ -26,11 +26,11 @@ def topology_named(text: str, rates: Rates | None = None) -> Topology:
     return preset(text)
 
 
-def read_topology(path: Path, rates: Rates | None = None) -> Topology:
+def read_topology(path: Path, rates: WireRates | None = None) -> Topology:
     """A checked topology from a TOML file or from `nvidia-smi topo -m` text, whose wires run at `rates`."""
     text = _read_text(path)
     if looks_like_nvidia_smi(text):
-        return parse_nvidia_smi(text, str(path), name=path.stem, rates=rates or Rates())
+        return parse_nvidia_smi(text, str(path), name=path.stem, rates=rates or WireRates())
     return parse_toml(text, str(path), default_name=path.stem)
 
 

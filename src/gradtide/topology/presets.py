@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from gradtide.errors import TopologyError
 from gradtide.topology.model import Link, Node, NodeKind, Topology
-from gradtide.topology.rates import ETHERNET_S, NVLINK_S, PCIE_S, QPI_S, TEXTBOOK_NVLINK, Rates
+from gradtide.topology.rates import ETHERNET_S, NVLINK_S, PCIE_S, QPI_S, TEXTBOOK_NVLINK, WireRates
 from gradtide.topology.wording import shown
 
 __all__ = ["PRESETS", "Preset", "is_preset_name", "preset"]
 
-RATES = Rates()
+RATES = WireRates()
 SHAPE = 10e9  # of ring:N and star:N: round, so that a sum fits in the head
 
 LARGEST = 4096  # devices of a preset: beyond that the planner's aggregate form is the tool

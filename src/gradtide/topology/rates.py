@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["ETHERNET_S", "NVLINK_S", "PCIE_S", "QPI_S", "TEXTBOOK_NVLINK", "Rates"]
+__all__ = ["ETHERNET_S", "NVLINK_S", "PCIE_S", "QPI_S", "TEXTBOOK_NVLINK", "WireRates"]
 
 # Latencies are of one hop as collectives see it: a kernel launch and a PCIe or NVLink round. A hop through a
 # switch is two links, so each of them has half.
@@ -16,7 +16,7 @@ TEXTBOOK_NVLINK = 18e9
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class WireRates:
     """Bytes per second of one wire in one direction."""
 
     nvlink: float = 25e9  # NVLink 2, 3 and 4; NVLink 1 (P100) has 20e9, NVLink 5 (B200) 50e9

@@ -10,11 +10,11 @@ from gradtide.errors import TopologyError
 from gradtide.topology.model import Link, NodeKind, Topology
 from gradtide.topology.wording import nearest, shown
 
-__all__ = ["Fault", "check", "faults"]
+__all__ = ["TopologyFault", "check", "faults"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class TopologyFault:
     """One thing that is wrong: which node or link of the topology (by position), which field, and why."""
 
     table: Literal["node", "link", "topology"]
@@ -30,7 +30,7 @@ def check(topology: Topology) -> Topology:
     return topology
 
 
-def faults(topology: Topology) -> Iterator[Fault]:
+def faults(topology: Topology) -> Iterator[TopologyFault]:
     """Every fault, in the order of the description; reachability only where all else is right."""
     local = [*_node_faults(topology), *_link_faults(topology)]
     yield from local
@@ -38,28 +38,30 @@ def faults(topology: Topology) -> Iterator[Fault]:
         yield from _unreachable(topology)
 
 
-def _node_faults(topology: Topology) -> Iterator[Fault]:
+def _node_faults(topology: Topology) -> Iterator[TopologyFault]:
     seen: set[str] = set()
     for index, node in enumerate(topology.nodes):
         if not node.name or not node.name.isprintable():
-            yield Fault(
+            yield TopologyFault(
                 "node", index, "name", f"node {index + 1} needs a name that can be printed, not {shown(node.name)}"
             )
         elif node.name in seen:
-            yield Fault("node", index, "name", f"node {shown(node.name)} is there twice; give each its own name")
+            yield TopologyFault(
+                "node", index, "name", f"node {shown(node.name)} is there twice; give each its own name"
+            )
         seen.add(node.name)
     if not any(node.kind is NodeKind.DEVICE for node in topology.nodes):
-        yield Fault("topology", 0, "node", "no node is a device; at least one must compute (kind = 'device')")
+        yield TopologyFault("topology", 0, "node", "no node is a device; at least one must compute (kind = 'device')")
 
 
-def _link_faults(topology: Topology) -> Iterator[Fault]:
+def _link_faults(topology: Topology) -> Iterator[TopologyFault]:
     names = {node.name for node in topology.nodes}
     wires: dict[str, float] = {}
     for index, link in enumerate(topology.links):
-        yield from (Fault("link", index, field, text) for field, text in _one_link(link, names))
+        yield from (TopologyFault("link", index, field, text) for field, text in _one_link(link, names))
         if link.wire and wires.setdefault(link.wire, link.bytes_per_s * link.count) != link.bytes_per_s * link.count:
             text = f"the links that share wire {shown(link.wire)} must have one bandwidth: a wire has only one"
-            yield Fault("link", index, "wire", text)
+            yield TopologyFault("link", index, "wire", text)
 
 
 def _one_link(link: Link, names: set[str]) -> Iterator[tuple[str, str]]:
@@ -76,7 +78,7 @@ def _one_link(link: Link, names: set[str]) -> Iterator[tuple[str, str]]:
         yield "count", f"count must be at least 1, not {link.count}"
 
 
-def _unreachable(topology: Topology) -> Iterator[Fault]:
+def _unreachable(topology: Topology) -> Iterator[TopologyFault]:
     """Devices that the first device can't reach, or that can't reach it, by any chain of links."""
     devices = [(i, node.name) for i, node in enumerate(topology.nodes) if node.kind is NodeKind.DEVICE]
     first = devices[0][1]
@@ -85,10 +87,10 @@ def _unreachable(topology: Topology) -> Iterator[Fault]:
     for index, name in devices:
         if name not in onward:
             text = f"device {shown(name)} can't be reached from {shown(first)}; add a link that leads to it"
-            yield Fault("node", index, "name", text)
+            yield TopologyFault("node", index, "name", text)
         elif name not in back:
             text = f"device {shown(name)} can't reach {shown(first)}; add a link that leads away from it"
-            yield Fault("node", index, "name", text)
+            yield TopologyFault("node", index, "name", text)
 
 
 def _reached(start: str, edges: list[tuple[str, str]]) -> set[str]:

@@ -35,10 +35,7 @@ def load_fashion_mnist(folder: Path) -> tuple[tuple[Tensor, Tensor], tuple[Tenso
             raise DataError(
                 f"{_find(folder, name + '.gz')} holds a label {int(labels.max())}, expected 0 to 9; fetch it again"
             )
-    return (
-        (train_x.unsqueeze(1).float() / 255, train_y.long()),
-        (test_x.unsqueeze(1).float() / 255, test_y.long()),
-    )
+    return ((train_x.unsqueeze(1).float() / 255, train_y.long()), (test_x.unsqueeze(1).float() / 255, test_y.long()))
 
 
 def fashion_mnist_folder(

@@ -6,7 +6,6 @@ training goes on.
 """
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from gradtide.checkpoint.entries import FileEntry
 from gradtide.checkpoint.manifest import Manifest, check_header, check_part, check_sizes
 from gradtide.checkpoint.places import Place, open_place
 from gradtide.checkpoint.shelf import Shelf, Taken, find_checkpoint, folder_name
-from gradtide.checkpoint.tensor_file import Part, TensorFile, write_file
+from gradtide.checkpoint.tensor_file import TensorFile, TensorGroup, write_file
 from gradtide.errors import ConfigError, DataError, GradtideError, PeerTimeout
 from gradtide.events import CheckpointFailed, CheckpointTaken, Emit
 from gradtide.handle import Handle
@@ -63,7 +62,7 @@ class Checkpoints:
         return None if newest is None else (open_place(newest.address), newest.manifest)
 
 
-class _Line(msgspec.Struct):
+class _FileLine(msgspec.Struct):
     """What a worker says about its file."""
 
     file: FileEntry
@@ -130,7 +129,7 @@ class Keeper:
         if train is None:
             raise DataError(f"{place.address} is a store's, not a training run's; begin with gradtide restore")
         self._check_options(train["options"], place.address)
-        lines = [msgspec.convert(line, _Line) for line in train["lines"]]
+        lines = [msgspec.convert(line, _FileLine) for line in train["lines"]]
         own, first = lines[self._rank], lines[0]
         check_sizes(place, "", manifest.files)
         tensors = {**_read(place, first.file), **(_read(place, own.file) if self._rank else {})}
@@ -194,8 +193,7 @@ class Keeper:
             files, train = self._gather(mine, optimizer)
             taken = shelf.commit(folder, step, files, train=train)
         except BaseException:
-            with contextlib.suppress(GradtideError):
-                shelf.place.remove(folder)
+            shelf.discard(folder)
             raise
         shelf.keep_last(self._wanted.keep)
         return taken
@@ -203,7 +201,7 @@ class Keeper:
     def _with_servers(
         self, store: "Store", mine: "_Mine", optimizer: dict[str, Any], step: int
     ) -> "Handle[Taken | None]":
-        from gradtide.store.taking import CheckpointOptions
+        from gradtide.store.client.checkpointing import CheckpointOptions
 
         options = CheckpointOptions(
             self._wanted.keep, step, mine.folder, beside=lambda place, folder: self._gather(mine, optimizer)
@@ -217,14 +215,14 @@ class Keeper:
         train = {"options": self._options, "optimizer": optimizer, "lines": msgspec.to_builtins(lines)}
         return tuple(line.file for line in lines), train
 
-    def _wait_for_line(self, mine: "_Mine", rank: int) -> _Line:
+    def _wait_for_line(self, mine: "_Mine", rank: int) -> _FileLine:
         name, deadline_s = f"{mine.folder}/worker-{rank}.json", time.monotonic() + _WORKERS_S
         while mine.place.size(name) is None:
             if time.monotonic() > deadline_s:
                 raise PeerTimeout(f"worker {rank} has not written its part within {_WORKERS_S:g} s")
             time.sleep(_LOOK_S)
         with mine.place.read(name) as file:
-            return msgspec.json.decode(file.read(), type=_Line)
+            return msgspec.json.decode(file.read(), type=_FileLine)
 
 
 class _Mine:
@@ -237,8 +235,8 @@ class _Mine:
 
     def write_line(self) -> None:
         name = f"worker-{self._rank}"
-        entry = write_file(self.place, self.folder, f"{name}.safetensors", [Part(name, self.tensors)])
-        self.place.commit(f"{self.folder}/{name}.json", msgspec.json.encode(_Line(entry, self._position)))
+        entry = write_file(self.place, self.folder, f"{name}.safetensors", [TensorGroup(name, self.tensors)])
+        self.place.commit(f"{self.folder}/{name}.json", msgspec.json.encode(_FileLine(entry, self._position)))
 
 
 def _read(place: Place, entry: FileEntry) -> dict[str, Tensor]:
@@ -267,8 +265,3 @@ def _in_background(work: Callable[[], Taken | None]) -> "Handle[Taken | None]":
 
     threading.Thread(target=run, name="gradtide-checkpoint", daemon=True).start()
     return handle
-
-
-def new_token() -> str:
-    """For the names of a run's checkpoints."""
-    return os.urandom(3).hex()

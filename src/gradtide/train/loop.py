@@ -8,37 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError, DataError, RolledBack
 from gradtide.events import BatchDone, BatchStarted, Emit, EpochDone, ignore
 from gradtide.parallel import (
     Device,
+    DeviceBatch,
     DevicePool,
     Replica,
-    Shard,
     find_devices,
     replicate,
     share_batch_norm,
     split_batch,
     train_batch,
 )
-from gradtide.parallel.randomness import DeviceRandom, seed_devices
-from gradtide.parallel.step import BatchResult, LossFn, check_strategy
-from gradtide.train.evaluate import Evaluation, evaluate_replicas
+from gradtide.parallel.devices.losses import Loss, LossFn, LossTerms
+from gradtide.parallel.devices.randomness import DeviceRandom, seed_devices
+from gradtide.parallel.devices.step import BatchResult, check_strategy
+from gradtide.train.evaluation import Evaluation, evaluate_replicas
 from gradtide.train.keeper import Checkpoints, Keeper
+from gradtide.train.optimizers import OptimizerFactory, Optimizers
 from gradtide.train.position import History, Position
 from gradtide.train.rates import Rates
-from gradtide.train.source import Batch, Source, as_source, read_ahead
+from gradtide.train.source import Batch, BatchSource, as_source, read_ahead
 
 if TYPE_CHECKING:
     from gradtide.store import Store
     from gradtide.sync import Job, Servers
+    from gradtide.timeouts import Timeouts
 
-__all__ = ["History", "Run", "check_batch", "check_options", "fit", "make_optimizer"]
-
-OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
+__all__ = ["History", "Run", "check_batch", "check_options", "fit"]
 
 
 def fit(  # flat keywords on purpose: this is the call that a Keras user expects
@@ -49,9 +49,10 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     devices: int | str | Sequence[str] = 1,
     batch_size: int = 256,
     epochs: int = 1,
-    lr: float = 0.1,
-    loss: LossFn = functional.cross_entropy,
-    optimizer: str | OptimizerFactory = "SGD",
+    lr: float | None = None,
+    loss: str | LossFn = "cross_entropy",
+    loss_terms: LossTerms = None,
+    optimizer: str | OptimizerFactory | torch.optim.Optimizer = "SGD",
     strategy: str = "sharded",
     sync: "str | Servers" = "auto",
     scale_batch: bool = False,
@@ -60,41 +61,54 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     sync_batch_norm: bool = False,
     seed: int = 0,
     checkpoints: Checkpoints | None = None,
+    timeouts: "Timeouts | None" = None,
     emit: Emit = ignore,
 ) -> History:
     """Trains the model in place on several devices and says how it went.
 
     `train_data` and `test_data` are tensors (inputs, targets), a Dataset or a DataLoader (which keeps its own batch
     size). `batch_size` is that of all devices together; with `scale_batch`, that of each, and `lr_scaling` and
-    `warmup_epochs` say what becomes of the learning rate. `loss` gives the mean over the samples. `optimizer` is the
-    name of a torch.optim class or a function from parameters to an optimizer. `checkpoints` says where the run keeps
-    some, how often, and whether it goes on with the newest. `emit` is called with every event.
+    `warmup_epochs` say what becomes of the learning rate. `loss` is the name of one of torch's ("mse"), or a function
+    or module from (outputs, targets) to one number. That is a mean over the samples, unless it is one of torch's,
+    whose options are known, or `loss_terms` says what it is: "sum", or over how many terms of the targets it is a mean.
+    `optimizer` is the name of a torch.optim class (`lr` is its rate; without it, the class's own default), a function
+    from parameters to an optimizer, or an optimizer of the model's parameters, which has the state in the end.
+    `checkpoints` says where the run keeps some, how often, and whether it goes on with the newest. `timeouts` says how
+    long to wait for other workers. `emit` is called with every event.
 
     In a job (gradtide run, torchrun) all workers train one model, each with its part of every batch, and `sync` says
     how, as for `DataParallel`; "all devices" then are those of all workers.
     """
     found, job = find_devices(devices), _job(sync)
+    if job is not None and timeouts is not None:
+        job.wait_as(timeouts)
     everywhere = len(found) * (job.size if job else 1)
     growth = everywhere if scale_batch else 1
     check_options(epochs, scale_batch, lr_scaling)
-    rates = Rates(lr, lr_scaling, growth, warmup_epochs)
+    rates = Rates(lr_scaling, growth, warmup_epochs)
+    optimizers = Optimizers(optimizer, model, lr)
+    loss_of_all = Loss(loss, loss_terms, [device.torch_device for device in found])
     if scale_batch and isinstance(train_data, torch.utils.data.DataLoader):
         raise ConfigError("scale_batch can't change a DataLoader's batch size; give the loader the larger one")
     check_strategy(strategy, len(found))
     source = as_source(train_data, batch_size * growth, seed)
     tests = None if test_data is None else as_source(test_data, max(1024, batch_size), shuffle=False)
-    check_batch(source.batch_size, everywhere)
+    check_batch(source.batch_size, len(found), job.size if job else 1)
     keeper = Keeper(checkpoints or Checkpoints(""), job.rank if job else 0, job.size if job else 1, emit)
     keeper.load_model(model)
     with DevicePool(found) as pool:
-        run = _kind_of_run(job, sync, emit)(model, found, pool, loss, strategy, sync_batch_norm, seed)
-        run.start(lambda module: keeper.load_optimizer(make_optimizer(optimizer, module, lr)))
+        run = _kind_of_run(job, sync, emit)(model, found, pool, loss_of_all, strategy, sync_batch_norm, seed)
+        run.start(optimizers, keeper)
         try:
-            return run.train(source, tests, epochs, rates, emit, keeper)
+            history = run.train(source, tests, epochs, rates, emit, keeper)
+            run.finish()
+            return history
         finally:  # an interrupted run leaves what it learnt
             keeper.close()
             run.close()
             model.load_state_dict(run.replicas[0].module.state_dict())
+            if run.has_model:
+                optimizers.give_back(run.optimizers[0], run.replicas[0].module)
 
 
 def check_options(epochs: int, scale_batch: bool, lr_scaling: str) -> None:
@@ -104,11 +118,16 @@ def check_options(epochs: int, scale_batch: bool, lr_scaling: str) -> None:
         raise ConfigError(f"{epochs} epochs; it must be 1 or more")
 
 
-def check_batch(batch_size: int | None, devices: int) -> None:
-    if batch_size is not None and batch_size < devices:
-        raise ConfigError(
-            f"{devices} devices but only {batch_size} samples in a batch; use a larger batch size or fewer devices"
-        )
+def check_batch(batch_size: int | None, devices: int, workers: int = 1) -> None:
+    """Every device of every worker gets a sample."""
+    if batch_size is None or batch_size >= devices * workers:
+        return
+    who = f"{devices * workers} devices" if workers == 1 or devices > 1 else f"{workers} workers"
+    if workers > 1 and devices > 1:
+        who += f" ({devices} on each of {workers} workers)"
+    fewer = "devices" if devices > 1 or workers == 1 else "workers"
+    there = "1 sample" if batch_size == 1 else f"{batch_size} samples"
+    raise ConfigError(f"{who} but only {there} in a batch; use a larger batch size or fewer {fewer}")
 
 
 def _job(sync: "str | Servers") -> "Job | None":
@@ -129,22 +148,6 @@ def _kind_of_run(job: "Job | None", sync: "str | Servers", emit: Emit) -> "Calla
     return partial(RunTogether, (job, sync, emit))
 
 
-def make_optimizer(wanted: str | OptimizerFactory, module: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """An optimizer by the name of its torch.optim class, in any case, or by a function of the parameters."""
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    if not isinstance(wanted, str):
-        return wanted(parameters)
-    classes: dict[str, Any] = {
-        name.lower(): thing
-        for name, thing in vars(torch.optim).items()
-        if isinstance(thing, type) and issubclass(thing, torch.optim.Optimizer) and thing is not torch.optim.Optimizer
-    }
-    if wanted.lower() not in classes:
-        raise ConfigError(f"unknown optimizer {wanted!r}; choose one of {', '.join(sorted(classes))}")
-    made: torch.optim.Optimizer = classes[wanted.lower()](parameters, lr=lr)
-    return made
-
-
 class Run:
     """The state of one run: replicas, their optimizers and generators."""
 
@@ -153,14 +156,15 @@ class Run:
         model: nn.Module,
         devices: Sequence[Device],
         pool: DevicePool,
-        loss_fn: LossFn,
+        loss: Loss,
         strategy: str,
         sync_batch_norm: bool,
         seed: int,
     ) -> None:
-        self.pool, self.loss_fn, self.strategy = pool, loss_fn, strategy
+        self.pool, self.loss, self.strategy = pool, loss, strategy
         self.replicas: list[Replica] = replicate(model, devices)
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.made_by: Optimizers
         for replica in self.replicas:
             replica.module.train()
         if sync_batch_norm and len(devices) > 1:
@@ -170,11 +174,12 @@ class Run:
         self.epoch_random = torch.get_rng_state()  # torch's own generator, at the start of this epoch
         self.resumed_random: torch.Tensor | None = None  # where it was at the checkpoint that this run goes on from
 
-    def start(self, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-        self.optimizers = [make(replica.module) for replica in self.replicas]
+    def start(self, made_by: Optimizers, keeper: Keeper) -> None:
+        self.made_by = made_by
+        self.optimizers = [keeper.load_optimizer(made_by.make(replica.module)) for replica in self.replicas]
 
     def train(
-        self, source: Source, tests: Source | None, epochs: int, rates: Rates, emit: Emit, keeper: Keeper
+        self, source: BatchSource, tests: BatchSource | None, epochs: int, rates: Rates, emit: Emit, keeper: Keeper
     ) -> History:
         at = keeper.begin(self)
         self._begin(at)
@@ -192,18 +197,17 @@ class Run:
     def _begin(self, at: Position) -> None:
         """Before the first epoch, or what is left of it."""
 
-    def _train_epoch(self, source: Source, at: Position, rates: Rates, emit: Emit, keeper: Keeper) -> None:
+    def _train_epoch(self, source: BatchSource, at: Position, rates: Rates, emit: Emit, keeper: Keeper) -> None:
         """What is left of an epoch."""
         for shards in self._shards(source, at):
             done = at.epoch - 1 + (at.in_epoch / at.batches if at.batches else 0.0)
-            at.lr = rates.at(done)
-            self._set_rate(at.lr)
+            at.lr = self.made_by.set_rates(self.optimizers, rates.at(done))
             emit(BatchStarted())
             result = self._step(shards, emit)
             if at.step == 0 and self.randomness and not any(r and r.draws for r in self.randomness):
                 self.randomness = None
             at.step, at.in_epoch, at.samples = at.step + 1, at.in_epoch + 1, at.samples + result.samples
-            at.summed += result.loss * result.samples
+            at.summed, at.terms = at.summed + result.loss * result.terms, (at.terms or 0.0) + result.terms
             at.classes, at.correct = at.classes and result.correct is not None, at.correct + (result.correct or 0)
             at.draws = self.randomness is not None
             emit(BatchDone(at.epoch, at.step, result.samples, result.loss, result.correct, at.lr))
@@ -213,7 +217,7 @@ class Run:
                 )
             keeper.after_step(self, at)
 
-    def _end_epoch(self, at: Position, tests: Source | None, emit: Emit) -> None:
+    def _end_epoch(self, at: Position, tests: BatchSource | None, emit: Emit) -> None:
         if at.in_epoch == 0:
             if not self._missed():
                 raise DataError(
@@ -221,7 +225,8 @@ class Run:
                 )
             at.next_epoch()
             return
-        seen = self._gather(Evaluation.of(at.summed, at.correct if at.classes else None, at.samples))
+        correct = at.correct if at.classes else None
+        seen = self._gather(Evaluation.of(at.summed, at.terms or 0.0, correct, at.samples))
         at.history.loss.append(seen.loss)
         at.history.accuracy.append(seen.accuracy)
         self._test(tests, at.epoch, at.history, emit)
@@ -244,24 +249,22 @@ class Run:
         """Servers lost something: where to go on."""
         raise error
 
+    def finish(self) -> None:
+        """After the last step."""
+
     def close(self) -> None:
         """Afterwards the first replica has what was learnt."""
 
-    def _step(self, shards: list[Shard], emit: Emit) -> BatchResult:
+    def _step(self, shards: list[DeviceBatch], emit: Emit) -> BatchResult:
         return train_batch(
-            self.replicas,
-            self.optimizers,
-            shards,
-            self.loss_fn,
-            self.pool,
-            self.strategy,
-            self.randomness,
-            emit,
+            self.replicas, self.optimizers, shards, self.loss, self.pool, self.strategy, self.randomness, emit
         )
 
-    def _shards(self, source: Source, at: Position) -> Iterator[list[Shard]]:
-        devices = [replica.device for replica in self.replicas]
-        return read_ahead(split_batch(batch, devices) for batch in self._read(source.read, at))
+    def _shards(self, source: BatchSource, at: Position) -> Iterator[list[DeviceBatch]]:
+        return read_ahead(self._split(batch) for batch in self._read(source.read, at))
+
+    def _split(self, batch: Batch, of: int | None = None) -> list[DeviceBatch]:
+        return split_batch(batch, [replica.device for replica in self.replicas], of)
 
     def _read(self, read: Callable[[int], Iterable[Batch]], at: Position) -> Iterator[Batch]:
         """The batches that are left of an epoch, in the order in which they came the first time."""
@@ -279,19 +282,14 @@ class Run:
         """Whether the epoch had batches, but none for us."""
         return False
 
-    def _set_rate(self, lr: float) -> None:
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-
     def _gather(self, seen: Evaluation) -> Evaluation:
         """What all that train together have seen."""
         return seen
 
-    def _evaluate(self, tests: Source) -> Evaluation | None:
-        return evaluate_replicas(self.replicas, tests, self.loss_fn, self.pool)
+    def _evaluate(self, tests: BatchSource) -> Evaluation | None:
+        return evaluate_replicas(self.replicas, tests, self.loss, self.pool, self._split)
 
-    def _test(self, tests: Source | None, epoch: int, history: History, emit: Emit) -> None:
+    def _test(self, tests: BatchSource | None, epoch: int, history: History, emit: Emit) -> None:
         seen = self._evaluate(tests) if tests else None
         if seen is None:
             emit(EpochDone(epoch, None, None))

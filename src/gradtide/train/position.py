@@ -21,7 +21,8 @@ class Position(msgspec.Struct):
     in_epoch: int = 0
     step: int = 0
     samples: int = 0
-    summed: float = 0.0  # of the losses
+    summed: float = 0.0  # of the losses, each times its terms
+    terms: float | None = None  # that losses were means over; None in a checkpoint of old, when that was the samples
     correct: int = 0
     classes: bool = True  # whether all targets so far were classes
     batches: int | None = None  # of an epoch, once that is known
@@ -29,7 +30,10 @@ class Position(msgspec.Struct):
     draws: bool = True  # whether the model draws random numbers, as far as is known
     history: History = msgspec.field(default_factory=History)
 
+    def __post_init__(self) -> None:
+        self.terms = float(self.samples) if self.terms is None else self.terms
+
     def next_epoch(self) -> None:
         self.batches = self.in_epoch or self.batches
         self.epoch, self.in_epoch = self.epoch + 1, 0
-        self.samples, self.summed, self.correct, self.classes = 0, 0.0, 0, True
+        self.samples, self.summed, self.terms, self.correct, self.classes = 0, 0.0, 0.0, 0, True

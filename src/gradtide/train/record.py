@@ -116,14 +116,8 @@ def draw_curve(metrics: list[dict[str, Any]], path: Path) -> None:
             [line["seconds"] for line in batches], _smooth([line["loss"] for line in batches]), label=run, linewidth=1.5
         )
         tested = [line for line in epochs if line["test_accuracy"] is not None]
-        right.plot(
-            [line["seconds"] for line in tested],
-            [line["test_accuracy"] for line in tested],
-            label=run,
-            marker="o",
-            markersize=3,
-            color=drawn.get_color(),
-        )
+        seconds, accuracies = ([line[name] for line in tested] for name in ("seconds", "test_accuracy"))
+        right.plot(seconds, accuracies, label=run, marker="o", markersize=3, color=drawn.get_color())
     left.set(xlabel="seconds", ylabel="training loss")
     right.set(xlabel="seconds", ylabel="test accuracy")
     for axes in (left, right):

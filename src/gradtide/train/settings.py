@@ -56,20 +56,21 @@ class Settings:
     def check(self, workers: int) -> None:
         """Raises what a worker would, before any is started; data that is not here yet is fetched once, for all."""
         from gradtide.parallel import find_devices
-        from gradtide.parallel.step import check_strategy
+        from gradtide.parallel.devices.step import check_strategy
         from gradtide.train.loop import check_batch, check_options
         from gradtide.train.models import check_model
-        from gradtide.train.rates import Rates
+        from gradtide.train.rates import Rates, check_rate
 
         devices, options = len(find_devices(self.devices)), self.fit
         check_model(self.model)
         check_options(options["epochs"], options["scale_batch"], options["lr_scaling"])
         growth = devices * workers if options["scale_batch"] else 1
-        Rates(options["lr"], options["lr_scaling"], growth, options["warmup_epochs"])
+        check_rate(options["lr"])
+        Rates(options["lr_scaling"], growth, options["warmup_epochs"])
         check_strategy(options["strategy"], devices)
         if options["batch_size"] < 1:
             raise ConfigError(f"batch size {options['batch_size']}; it must be 1 or more")
-        check_batch(options["batch_size"] * growth, devices * workers)
+        check_batch(options["batch_size"] * growth, devices, workers)
         self._find_data()
 
     def load(self) -> tuple[Any, Any]:

@@ -12,14 +12,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gradtide.errors import ConfigError, DataError
 
-__all__ = ["Batch", "Source", "as_source", "read_ahead"]
+__all__ = ["Batch", "BatchSource", "as_source", "read_ahead"]
 
 Batch = tuple[Tensor, Tensor]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class BatchSource:
     """Where batches come from."""
 
     read: Callable[[int], Iterable[Batch]]  # epoch -> its batches
@@ -27,7 +27,7 @@ class Source:
     batches: int | None  # of an epoch; None where only reading tells
 
 
-def as_source(data: Any, batch_size: int, seed: int = 0, shuffle: bool = True) -> Source:
+def as_source(data: Any, batch_size: int, seed: int = 0, shuffle: bool = True) -> BatchSource:
     """Accepts (inputs, targets) as tensors, a torch Dataset, or a DataLoader (which keeps its own batch size)."""
     if isinstance(data, DataLoader):
         return _from_loader(data)
@@ -40,7 +40,7 @@ def as_source(data: Any, batch_size: int, seed: int = 0, shuffle: bool = True) -
     raise DataError(f"can't train on {type(data).__name__}; pass tensors (inputs, targets), a Dataset or a DataLoader")
 
 
-def _from_tensors(data: Batch, batch_size: int, seed: int, shuffle: bool) -> Source:
+def _from_tensors(data: Batch, batch_size: int, seed: int, shuffle: bool) -> BatchSource:
     inputs, targets = data
     count = len(inputs)
     if count == 0 or len(targets) != count:
@@ -52,10 +52,10 @@ def _from_tensors(data: Batch, batch_size: int, seed: int, shuffle: bool) -> Sou
             chosen = slice(start, start + batch_size) if order is None else order[start : start + batch_size]
             yield inputs[chosen], targets[chosen]
 
-    return Source(read, min(batch_size, count), -(-count // batch_size))
+    return BatchSource(read, min(batch_size, count), -(-count // batch_size))
 
 
-def _from_dataset(data: Dataset[Any], batch_size: int, seed: int, shuffle: bool) -> Source:
+def _from_dataset(data: Dataset[Any], batch_size: int, seed: int, shuffle: bool) -> BatchSource:
     sized = not isinstance(data, IterableDataset)
     if sized and len(data) == 0:  # type: ignore[arg-type]
         raise DataError("the Dataset is empty; it needs one sample or more")
@@ -65,14 +65,14 @@ def _from_dataset(data: Dataset[Any], batch_size: int, seed: int, shuffle: bool)
         return _pairs(DataLoader(data, batch_size, shuffle=shuffle and sized, generator=generator))
 
     samples = len(data) if sized else None  # type: ignore[arg-type]
-    return Source(read, min(batch_size, samples or batch_size), samples and -(-samples // batch_size))
+    return BatchSource(read, min(batch_size, samples or batch_size), samples and -(-samples // batch_size))
 
 
-def _from_loader(loader: DataLoader[Any]) -> Source:
+def _from_loader(loader: DataLoader[Any]) -> BatchSource:
     batches = None if isinstance(loader.dataset, IterableDataset) else len(loader)
     if batches == 0:
         raise DataError("the DataLoader has no batch; give it data, or drop_last=False")
-    return Source(lambda epoch: _pairs(loader), loader.batch_size, batches)
+    return BatchSource(lambda epoch: _pairs(loader), loader.batch_size, batches)
 
 
 def _pairs(batches: Iterable[Any]) -> Iterator[Batch]:

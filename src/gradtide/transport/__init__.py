@@ -1,15 +1,19 @@
 """Bytes between processes.
 
-authenticate.py  addresses, the secret file, and the mutual challenge before anything else is parsed
+keys.py          the root secret of a job, the keys by role that follow from it, and their files
+tls.py           TLS 1.3 as bytes in and bytes out, and certificates that nobody has to issue
+handshake.py     the mutual challenge before anything else is parsed: who talks, and that nobody is in between
+authenticate.py  addresses, and sockets whose other end has proven itself
 frames.py        a fixed header, a small message, raw tensor bytes received where they belong
+tls_socket.py    a socket with TLS on it, as a connection uses a socket
 connection.py    one authenticated socket as a stream of messages with bodies, with credit for what may be sent
-patience.py      looking again before sleeping, on a processor that nobody else wants
+spin.py          looking again before sleeping, on a processor that nobody else wants
 service.py       the event loop of who listens: newcomers, deadlines, bytes for all
-window.py       large bodies through memory that the two ends of a connection share
-memory.py       shared memory from memfd, sealed against shrinking, and tensors over it
-futex.py        sleeping until a word of it changes
-peers.py        the open sockets to the other ranks of this host: one that closes is a rank that died
-rendezvous.py   how the processes of a group on one host find each other
-hosts.py        which ranks of a job are on the same host
-lifelines.py    a socket between each two ranks of several hosts: who left, who died, how far everybody is
+dialer.py        connections that are dialled in the background, again where that failed
+shared_ring.py   large bodies through memory that the two ends of a connection share
+memory.py        shared memory from memfd, sealed against shrinking, and tensors over it
+peer_watch.py    the open sockets to the other ranks of this host: one that closes is a rank that died
+rendezvous.py    how the processes of a group on one host find each other
+hosts.py         which ranks of a job are on the same host
+lifelines.py     a socket between each two ranks of several hosts: who left, who died, how far everybody is
 """

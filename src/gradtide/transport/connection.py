@@ -5,14 +5,17 @@ what is there. Who has nothing else to do calls `wait`. Body bytes are sent only
 credit, so neither side can be made to hold more than it offered to.
 """
 
+import fcntl
 import select
 import socket
+import sys
+import termios
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from gradtide.errors import Closed, PeerLost, PeerTimeout
+from gradtide.errors import AuthenticationError, Closed, PeerLost, PeerTimeout
 from gradtide.transport.frames import (
     FRAME_BODY_BYTES,
     FRAME_META_BYTES,
@@ -23,20 +26,25 @@ from gradtide.transport.frames import (
     Place,
     credit_frame,
     cut,
+    ping_frame,
+    pong_frame,
+    ring_frame,
     shared,
     whole,
-    window_frame,
 )
-from gradtide.transport.patience import give_way, look_again
+from gradtide.transport.handshake import Identity
+from gradtide.transport.spin import give_way, look_again
+from gradtide.transport.tls_socket import TlsSocket
 
 if TYPE_CHECKING:
-    from gradtide.transport.window import Window
+    from gradtide.transport.authenticate import Line
+    from gradtide.transport.shared_ring import SharedRing
 
-__all__ = ["MOST_WINDOWS", "UNLIMITED", "Connection"]
+__all__ = ["MOST_RINGS", "UNLIMITED", "Connection", "TlsConnection", "open_connection"]
 
 UNLIMITED = 1 << 62  # credit for a peer that only gets what it asked for
 _NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
-MOST_WINDOWS = 32  # of one process, a gigabyte if all are used to the full; others' bodies go through their sockets
+MOST_RINGS = 32  # of one process, a gigabyte if all are used to the full; others' bodies go through their sockets
 _MOST_BUFFERS = 256  # of one sendmsg
 _SHARED_BYTES = (64 << 10) + 1  # from here on bodies go through shared memory, where there is any
 
@@ -45,11 +53,17 @@ class Connection:
     """Messages to and from one peer. Not for several threads at once."""
 
     def __init__(
-        self, sock: socket.socket, peer: str, credit_bytes: int = UNLIMITED, window: "Window | None" = None
+        self,
+        sock: socket.socket | TlsSocket,
+        peer: str,
+        credit_bytes: int = UNLIMITED,
+        ring: "SharedRing | None" = None,
+        identity: Identity | None = None,
     ) -> None:
-        """`window` is memory that the other side will say it has opened; until then nothing is sent through it."""
+        """`ring` is memory that the other side will say it has opened; until then nothing is sent through it."""
         self.peer = peer  # as in "server 1 at unix:/tmp/x"
-        self._window = window
+        self.identity = identity or Identity()  # the role and name that the other side has proven
+        self._ring = ring
         self._shares = False  # whether the other side has it open
         self.credit_bytes = credit_bytes  # how many body bytes may still be sent
         self._sock = sock
@@ -57,6 +71,7 @@ class Connection:
         self._frames: deque[tuple[int, list[Buffer]]] = deque()  # in order, waiting for credit or for the kernel
         self._wire: list[Buffer] = []  # what of the first frames is left to send; has its credit
         self._queued_bytes = 0
+        self.arrivals = 0  # how often something came
         self._reader: FrameReader | None = None
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
@@ -76,20 +91,38 @@ class Connection:
         while another receives."""
         self._guard = guard or nullcontext()
         self._reader = FrameReader(
-            begin, filled, self._more_credit, at_once, self._window, self._opened, in_place, skipped
+            begin, filled, self._more_credit, at_once, self._ring, self._opened, in_place, skipped, self._asked
         )
 
-    def use_window(self, window: "Window") -> None:
+    def use_ring(self, ring: "SharedRing") -> None:
         """Before `on_messages`: the other side has handed over memory; says that it is open."""
-        self._window, self._shares = window, True
-        self._queue(0, [window_frame()])
+        self._ring, self._shares = ring, True
+        self._queue(0, [ring_frame()])
+
+    def ping(self) -> None:
+        """Asks whether the other side is there; if so, `arrivals` grows."""
+        self._queue(0, [ping_frame()])
+        self.flush()
+
+    def _asked(self) -> None:
+        with self._guard:
+            self._queue(0, [pong_frame()])
 
     def _opened(self) -> None:
-        self._shares = self._window is not None
+        self._shares = self._ring is not None
 
     @property
-    def has_window(self) -> bool:
-        return self._window is not None
+    def has_ring(self) -> bool:
+        return self._ring is not None
+
+    def expect(self, role: str, name: str = "") -> "Connection":
+        """Itself, if the other end is who was dialled: an address may lead to another process of the same job."""
+        found = self.identity
+        if found.role != role or (name and found.name and found.name != name):
+            self.close()
+            wanted, answers = f"{role} {name}".rstrip(), f"{found.role} {found.name}".rstrip()
+            raise AuthenticationError(f"{self.peer} was dialled, but {answers} answers there instead of {wanted}")
+        return self
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -102,6 +135,12 @@ class Connection:
     def queued_bytes(self) -> int:
         """What was given to `send` and has not left."""
         return self._queued_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What has not reached the other side's kernel, be it queued here or in ours."""
+        room = fcntl.ioctl(self._sock.fileno(), termios.TIOCOUTQ, bytes(4))
+        return self._queued_bytes + int.from_bytes(room, sys.byteorder)
 
     @property
     def can_flush(self) -> bool:
@@ -187,12 +226,12 @@ class Connection:
         self._wire += buffers
 
     def _share(self, body_bytes: int, buffers: list[Buffer]) -> list[Buffer]:
-        """A frame with its body in the window, if there is room; else as it is."""
-        assert self._window is not None
+        """A frame with its body in the ring, if there is room; else as it is."""
+        assert self._ring is not None
         head = buffers[0]
         if len(head) > FRAME_META_BYTES - PLACE.size:
             return buffers
-        place = self._window.put(buffers[1:], body_bytes)
+        place = self._ring.put(buffers[1:], body_bytes)
         return [shared(head, place, body_bytes)] if place is not None else buffers
 
     def flush(self) -> bool:
@@ -233,6 +272,7 @@ class Connection:
             raise self._lost(error) from None
         if count == 0:
             raise self._lost(None)
+        self.arrivals += 1
         return True
 
     def receive_within(self, timeout_s: float) -> bool:
@@ -270,9 +310,36 @@ class Connection:
         self._sock.close()
         self._frames.clear()
         self._wire.clear()
-        self._shares, self._window = False, None  # frees its memory
+        self._shares, self._ring = False, None  # frees its memory
         if self._reader is not None:
-            self._reader.forget_window()
+            self._reader.forget_ring()
+
+
+class TlsConnection(Connection):
+    """The same over a socket with TLS: one that can hold what poll does not see."""
+
+    def __init__(
+        self, sock: TlsSocket, peer: str, credit_bytes: int = UNLIMITED, identity: Identity | None = None
+    ) -> None:
+        super().__init__(sock, peer, credit_bytes, identity=identity)
+        self._tls = sock
+
+    def receive(self) -> bool:
+        """All that one recv has brought."""
+        if not super().receive():
+            return False
+        while self._tls.holds and super().receive():
+            pass
+        return True
+
+
+def open_connection(
+    line: "Line", peer: str, credit_bytes: int = UNLIMITED, ring: "SharedRing | None" = None
+) -> Connection:
+    """Over a socket whose other end has proven itself; a ring is for UNIX sockets."""
+    if line.tls is not None:
+        return TlsConnection(TlsSocket(line.sock, line.tls), peer, credit_bytes, line.identity)
+    return Connection(line.sock, peer, credit_bytes, ring, line.identity)
 
 
 def _drop(wire: list[Buffer], sent: int) -> None:

@@ -7,25 +7,26 @@
     BODY_OPEN more of a body, which goes on
     PARTIAL   part of a message that is longer than one frame can take; more follows
     CREDIT    the receiver has room for `bytes of body` more body bytes; nothing follows
-    WINDOW    the receiver has opened the memory that came with the handshake; nothing follows
+    RING      the receiver has opened the memory that came with the handshake; nothing follows
+    PING      are you there? nothing follows
+    PONG      yes; nothing follows
 
-Of a kind with SHARED in it, the body lies in that memory (window.py), and the message begins with its place.
+Of a kind with SHARED in it, the body lies in that memory (shared_ring.py), and the message begins with its place.
 
 Nothing is allocated on the word of a header: a frame above one block (4 MiB) and 64 KiB is refused when its header is
 read, and a body goes where the owner of the reader says, piece by piece, as it arrives. What is small goes through one
 staging buffer, so a small message costs one system call; what is large is received where it belongs.
 """
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gradtide.errors import FrameError
 
 if TYPE_CHECKING:
-    from gradtide.transport.window import Window
+    from gradtide.transport.shared_ring import SharedRing
 
 __all__ = [
     "FRAME_BODY_BYTES",
@@ -37,11 +38,14 @@ __all__ = [
     "FrameReader",
     "Kind",
     "Place",
+    "Receives",
     "credit_frame",
     "cut",
+    "ping_frame",
+    "pong_frame",
+    "ring_frame",
     "shared",
     "whole",
-    "window_frame",
 ]
 
 Buffer = bytes | bytearray | memoryview
@@ -54,6 +58,12 @@ FRAME_META_BYTES = (64 << 10) - HEADER.size
 MESSAGE_BYTES = 16 << 20  # a message alone, however many frames it came in: names of some 100,000 keys
 
 
+class Receives(Protocol):
+    """As a socket does, with or without TLS."""
+
+    def recv_into(self, target: memoryview, size: int = 0, flags: int = 0, /) -> int: ...
+
+
 class Kind(IntEnum):
     """The first four bytes of a frame: a magic number and its kind."""
 
@@ -63,18 +73,20 @@ class Kind(IntEnum):
     BODY_OPEN = 0x47547D04
     PARTIAL = 0x47547D05
     CREDIT = 0x47547D06
-    WINDOW = 0x47547D07
+    RING = 0x47547D07
+    PING = 0x47547D08
+    PONG = 0x47547D09
 
 
 # Plain numbers, because a look-up in an enum costs more than the rest of a header.
-_MESSAGE, _OPEN, _BODY, _BODY_OPEN, _PARTIAL, _CREDIT, _WINDOW = (kind.value for kind in Kind)
+_MESSAGE, _OPEN, _BODY, _BODY_OPEN, _PARTIAL, _CREDIT, _RING, _PING, _PONG = (kind.value for kind in Kind)
+_ALONE = (_RING, _PING, _PONG)  # nothing follows the header
 _WITH_BODY = (_MESSAGE, _OPEN, _BODY, _BODY_OPEN)
 _SHARED = 0x10
 _KINDS = 0x0F
 _SHARED_BASE = _MESSAGE & ~_KINDS | _SHARED
-PLACE = Struct(
-    "<QQ"
-)  # where a body begins in its ring, and how much has been written there with it since the beginning
+# Where a body begins in its ring, and how much has been written there with it since the beginning.
+PLACE = Struct("<QQ")
 _PLACE_BYTES = PLACE.size
 _HEADER_BYTES = HEADER.size
 _STAGE_BYTES = 128 << 10
@@ -88,8 +100,16 @@ def credit_frame(body_bytes: int) -> bytes:
     return _pack(_CREDIT, 0, body_bytes)
 
 
-def window_frame() -> bytes:
-    return _pack(_WINDOW, 0, 0)
+def ring_frame() -> bytes:
+    return _pack(_RING, 0, 0)
+
+
+def ping_frame() -> bytes:
+    return _pack(_PING, 0, 0)
+
+
+def pong_frame() -> bytes:
+    return _pack(_PONG, 0, 0)
 
 
 def shared(head: Buffer, place: bytes, body_bytes: int) -> bytes:
@@ -142,7 +162,8 @@ class FrameReader:
     wants none; what comes then is an error unless it called `skip_body`, after which `skipped(bytes)` says how much it
     was. `filled()` is called when that memory is full;
     it returns the next, or None when the body is complete. `credit(bytes)` is called when the other side has room.
-    `window` is the memory that bodies may lie in, and `opened()` is called when the other side has it, too; then
+    `asked()` is called when the other side wants to know whether we are there.
+    `ring` is the memory that bodies may lie in, and `opened()` is called when the other side has it, too; then
     `in_place(bytes)` is asked instead of filling memory: True when they will be read where they lie, in `filled`.
     `at_once(message, body)` is asked first when one recv brought a message, all of its body and nothing else, as is
     usual for small ones: True when that was dealt with, False when it should go the way of all others.
@@ -154,13 +175,15 @@ class FrameReader:
         filled: Place,
         credit: Callable[[int], None],
         at_once: AtOnce | None = None,
-        window: "Window | None" = None,
+        ring: "SharedRing | None" = None,
         opened: Callable[[], None] = lambda: None,
         in_place: Callable[[memoryview], bool] | None = None,
         skipped: Callable[[int], None] = lambda size: None,
+        asked: Callable[[], None] = lambda: None,
     ) -> None:
         self._begin, self._filled, self._credit, self._at_once = begin, filled, credit, at_once
-        self._window, self._opened, self._in_place = window, opened, in_place
+        self._asked = asked
+        self._ring, self._opened, self._in_place = ring, opened, in_place
         self._stage = memoryview(bytearray(_STAGE_BYTES))
         self._start = self._end = 0  # what is in the stage and not yet understood
         self._partial = bytearray()  # the earlier parts of a long message
@@ -175,14 +198,14 @@ class FrameReader:
         """Whether a message has begun and is not complete."""
         return self._open or self._body_left > 0 or self._end > self._start or bool(self._partial)
 
-    def forget_window(self) -> None:
-        self._window = None
+    def forget_ring(self) -> None:
+        self._ring = None
 
     def skip_body(self) -> None:
         """For `begin`: whatever the body is, let it pass."""
         self._skipping = True
 
-    def receive(self, sock: socket.socket, flags: int = 0) -> int:
+    def receive(self, sock: Receives, flags: int = 0) -> int:
         """One recv and what follows from it; how many bytes came, 0 at the end. Raises what recv raises."""
         end = self._end
         if end:
@@ -210,7 +233,7 @@ class FrameReader:
         self._end += len(data)
         self._understand()
 
-    def _receive_directly(self, sock: socket.socket, target: memoryview, flags: int) -> int:
+    def _receive_directly(self, sock: Receives, target: memoryview, flags: int) -> int:
         count = sock.recv_into(target, min(self._body_left, target.nbytes), flags)
         self._body_left -= count
         self._target = target[count:] if count < target.nbytes else self._filled()
@@ -289,8 +312,8 @@ class FrameReader:
 
     def _shared_frame(self, kind: int, meta_bytes: int, body_bytes: int) -> bool:
         """The same for a frame whose body lies in shared memory."""
-        window = self._window
-        if window is None or meta_bytes < _PLACE_BYTES or kind not in _WITH_BODY:
+        ring = self._ring
+        if ring is None or meta_bytes < _PLACE_BYTES or kind not in _WITH_BODY:
             raise FrameError("a body is said to lie in memory that is not there")
         _check(kind, meta_bytes - _PLACE_BYTES, body_bytes)
         start = self._start + HEADER.size
@@ -298,7 +321,7 @@ class FrameReader:
             return False
         self._start = start + meta_bytes
         message = self._stage[start + _PLACE_BYTES : self._start]
-        body = window.take(self._stage[start : start + _PLACE_BYTES], body_bytes)
+        body = ring.take(self._stage[start : start + _PLACE_BYTES], body_bytes)
         if kind <= _OPEN and not self._open:
             self._open = kind == _OPEN
             self._target = self._begin(self._joined(message) if self._partial else message)
@@ -316,15 +339,19 @@ class FrameReader:
                 target[:count] = body[:count]
             body = body[count:]
             self._target = target[count:] if count < target.nbytes else self._filled()
-        window.give_back()
+        ring.give_back()
         self._end_frame()
         return True
 
     def _other_frame(self, kind: int, part: memoryview, body_bytes: int) -> None:
         if kind == _CREDIT:
             self._credit(body_bytes)
-        elif kind == _WINDOW:
+        elif kind == _RING:
             self._opened()
+        elif kind == _PING:
+            self._asked()
+        elif kind == _PONG:
+            pass  # that something came is all there is to know
         elif (kind in (_BODY, _BODY_OPEN)) != self._open:
             raise FrameError("a frame came where another kind was due")
         elif self._open:
@@ -341,11 +368,11 @@ class FrameReader:
 
 
 def _check(kind: int, meta_bytes: int, body_bytes: int) -> None:
-    if not _MESSAGE <= kind <= _WINDOW:
+    if not _MESSAGE <= kind <= _PONG:
         raise FrameError("what came is no frame of gradtide")
     if meta_bytes > FRAME_META_BYTES or (body_bytes > FRAME_BODY_BYTES and kind != _CREDIT):
         raise FrameError(f"a frame of {meta_bytes} + {body_bytes} bytes is above the limit")
-    if (kind in (_BODY, _BODY_OPEN, _CREDIT, _WINDOW) and meta_bytes) or (kind in (_PARTIAL, _WINDOW) and body_bytes):
+    if (kind in (_BODY, _BODY_OPEN, _CREDIT, *_ALONE) and meta_bytes) or (kind in (_PARTIAL, *_ALONE) and body_bytes):
         raise FrameError("a frame has parts that its kind has not")
     if kind in (_BODY, _BODY_OPEN, _OPEN) and not body_bytes:
         raise FrameError("a frame of a body is empty")

@@ -1,8 +1,17 @@
-"""Which ranks of a job are on the same host: those whose abstract UNIX sockets connect."""
+"""How ranks find each other through a launcher's store, and which are on the same host: those whose abstract UNIX
+sockets connect.
 
+A store may outlive the processes that use it: torchrun's agent keeps one while it starts workers again, so it holds
+what earlier ones have said. Nor do restart counts tell them apart: agents count their own failures only. So every rank
+calls itself by a name that was never used, and rank 0 answers each name with the token of the group that begins now.
+"""
+
+import contextlib
 import os
 import secrets
 import socket
+import sys
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,10 +20,12 @@ import torch.distributed as dist
 
 from gradtide.environment import Launch
 from gradtide.errors import PeerTimeout
+from gradtide.transport.rendezvous import NOTICE_S
 
-__all__ = ["Hosts", "find_hosts", "local_address", "open_store", "read_key"]
+__all__ = ["Hosts", "agree_on_token", "find_hosts", "local_address", "open_store", "read_key"]
 
 
+_PAUSES_S = (0.0005, 0.02)  # first and longest, between two looks at who has come
 _TCP_STORE: Any = vars(dist)["TCPStore"]  # torch does not declare it
 # Of this process's jobs, kept while it lives: when rank 0 leaves a group, others may just be joining the next one.
 _stores: dict[tuple[Launch, int], Any] = {}
@@ -58,15 +69,45 @@ def _store_of_job(launch: Launch, timeout_s: float) -> Any:
             is_master=launch.rank == 0 and not launch.agent_store,
             timeout=timedelta(seconds=timeout_s),
             wait_for_workers=False,
+            multi_tenant=True,  # torch.distributed may hold one at the same address, in the same process
         )
     return _stores[key]
 
 
-def find_hosts(store: Any, rank: int, size: int, timeout_s: float) -> Hosts:
-    """Every rank listens, then connects to the ranks below it: the first that answers leads its host."""
+def agree_on_token(store: Any, rank: int, size: int, timeout_s: float) -> str:
+    """A name for the group that these ranks begin now, which no other has or had, whatever is in the store.
+
+    Who leaves here, and then hears of rank 0 under that name, knows that rank 0 has left too: groups that are joined
+    one after the other are not mixed up.
+    """
     if rank == 0:
-        store.set("token", secrets.token_hex(8))
-    token = read_key(store, "token", 0, timeout_s)
+        return _welcome_all(store, size, time.monotonic() + timeout_s, timeout_s)
+    mine = secrets.token_hex(8)
+    store.set(f"hello/{rank}", mine)
+    token = read_key(store, f"welcome/{mine}", 0, timeout_s)
+    store.set(f"{token}/ready/{rank}", "yes")
+    return token
+
+
+def _welcome_all(store: Any, size: int, deadline: float, timeout_s: float) -> str:
+    """Rank 0: gives everybody who says hello the token, until all have it. Some hellos are of ranks long gone."""
+    token, pause_s = secrets.token_hex(8), _PAUSES_S[0]
+    missing, welcomed = list(range(1, size)), set()
+    while missing := [rank for rank in missing if not store.check([f"{token}/ready/{rank}"])]:
+        for rank in missing:
+            name = read_key(store, f"hello/{rank}", rank, max(0.001, deadline - time.monotonic()))
+            if name not in welcomed:
+                store.set(f"welcome/{name}", token)
+                welcomed.add(name)
+        if time.monotonic() >= deadline:
+            raise PeerTimeout(_missing(missing[0], timeout_s))
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSES_S[1])
+    return token
+
+
+def find_hosts(store: Any, token: str, rank: int, size: int, timeout_s: float) -> Hosts:
+    """Every rank listens, then connects to the ranks below it: the first that answers leads its host."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(_address(token, rank))
         listener.listen(size + 8)
@@ -97,7 +138,16 @@ def _answers(store: Any, token: str, rank: int, timeout_s: float) -> bool:
 
 def read_key(store: Any, key: str, rank: int, timeout_s: float) -> str:
     try:
-        store.wait([key], timedelta(seconds=timeout_s))
+        with contextlib.suppress(RuntimeError):
+            store.wait([key], timedelta(seconds=min(NOTICE_S, timeout_s)))
+            return bytes(store.get(key)).decode()
+        if timeout_s > NOTICE_S:
+            print(f"gradtide: has waited {NOTICE_S:g} s for rank {rank} to join the job", file=sys.stderr, flush=True)
+            store.wait([key], timedelta(seconds=timeout_s - NOTICE_S))
         return bytes(store.get(key)).decode()
     except RuntimeError:
-        raise PeerTimeout(f"rank {rank} did not join the job within {timeout_s:g} s; is it started?") from None
+        raise PeerTimeout(_missing(rank, timeout_s)) from None
+
+
+def _missing(rank: int, timeout_s: float) -> str:
+    return f"rank {rank} did not join the job within {timeout_s:g} s; is it started?"

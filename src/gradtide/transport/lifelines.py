@@ -1,13 +1,15 @@
 """A socket between each two ranks of a job on several hosts, by which they learn of each other's end.
 
-Nothing travels on them while all is well. A rank that leaves says how far it came; a socket that closes without that
-word is a rank that died. Both ends prove that they know the job's secret, which came through the launcher's store.
+Nothing travels on them while all is well but what kernels ask each other, so that a wire or a host that dies closes
+them within seconds. A rank that leaves says how far it came; a socket that closes without that word is a rank that
+died. Both ends prove that they know the job's secret: its secret file, or one that came through the launcher's store.
 
     word  first  second  length | text       what each word means is said where it is defined, below
 """
 
 import contextlib
 import enum
+import hmac
 import os
 import secrets
 import select
@@ -16,18 +18,26 @@ import struct
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any, Protocol
 
-from gradtide.errors import AuthenticationError, CommunicationError, PeerTimeout
-from gradtide.transport.authenticate import Address, Handshake, dial
+from gradtide.environment import read_environment
+from gradtide.errors import AuthenticationError, CommunicationError, ConfigError, PeerTimeout
+from gradtide.processes.ready import can_read
+from gradtide.processes.wake import WakePipe
+from gradtide.transport.authenticate import Address, dial, tune
+from gradtide.transport.handshake import Handshake
 from gradtide.transport.hosts import read_key
+from gradtide.transport.keys import Credentials, Key, read_credentials
 
 __all__ = ["Lifelines", "Listener", "Word", "join_lifelines"]
 
 _FRAME = struct.Struct("<BqqH")
 _RANK = struct.Struct("<I")
 _TEXT_BYTES = 4096
-_STRANGER_S = 2.0  # who connects and says nothing is hung up on
+_STRANGER_S = 2.0  # who connects and has not proven itself by then is hung up on
+_LOOK_S = 0.5
+_BY_FILE = "by the secret file"
 _alive: "weakref.WeakSet[Lifelines]" = weakref.WeakSet()
 
 
@@ -37,8 +47,13 @@ class Word(enum.IntEnum):
     ASK = 1  # how far are you?
     ANSWER = 2  # so many collectives entered, so many messages moved
     BROKEN = 3  # I gave up: why, as text
-    BYE = 4  # I leave, after so many collectives
+    BYE = 4  # I leave, after so many collectives; in good order, or else not
     GONE = 5  # never sent: the socket closed
+    WHERE = 6  # where in your code are you?
+    HERE = 7  # there, as text
+
+
+_SAID = set(Word) - {Word.GONE}
 
 
 class Listener(Protocol):
@@ -54,7 +69,7 @@ class Lifelines:
         self._sockets, self._listener = sockets, listener
         self._lock = threading.RLock()  # a garbage collection may close us while we hold it
         self._received = {rank: bytearray() for rank in sockets}
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = WakePipe()
         self._closed = False
         for line in sockets.values():
             line.setblocking(False)
@@ -83,11 +98,11 @@ class Lifelines:
             if self._closed:
                 return
             self._closed = True
-            os.eventfd_write(self._wake, 1)
+            self._wake.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._close_sockets()
-        os.close(self._wake)
+        self._wake.close()
 
     def _close_sockets(self) -> None:
         for line in self._sockets.values():
@@ -124,7 +139,7 @@ class Lifelines:
         received += data
         while len(received) >= _FRAME.size:
             kind, first, second, length = _FRAME.unpack_from(received)
-            if kind not in (Word.ASK, Word.ANSWER, Word.BROKEN, Word.BYE) or length > _TEXT_BYTES:
+            if kind not in _SAID or length > _TEXT_BYTES:
                 return False
             if len(received) < _FRAME.size + length:
                 break
@@ -140,15 +155,13 @@ class Lifelines:
         self._sockets.clear()
         if not self._closed:
             self._closed = True
-            os.close(self._wake)
+            self._wake.close()
 
 
 def join_lifelines(store: Any, rank: int, size: int, address: str, timeout_s: float) -> dict[int, socket.socket]:
     """Everybody listens at its address, dials the ranks below it and lets in those above."""
-    deadline = time.monotonic() + timeout_s
-    if rank == 0:
-        store.set("secret", secrets.token_hex(32))
-    secret = read_key(store, "secret", 0, timeout_s).encode()
+    deadline_s = time.monotonic() + timeout_s
+    credentials = _credentials(store, rank, timeout_s)
     lines: dict[int, socket.socket] = {}
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -156,11 +169,11 @@ def join_lifelines(store: Any, rank: int, size: int, address: str, timeout_s: fl
             store.set(f"lifeline/{rank}", f"{listener.getsockname()[1]} {address}")
             for other in range(rank):
                 port, host = read_key(store, f"lifeline/{other}", other, timeout_s).split(" ")
-                remaining = max(0.001, deadline - time.monotonic())
-                lines[other] = dial(Address(host=host, port=int(port)), secret, "rank", remaining)
+                remaining = max(0.001, deadline_s - time.monotonic())
+                lines[other] = dial(Address(host=host, port=int(port)), credentials, "rank", remaining).sock
                 lines[other].sendall(_RANK.pack(rank))
-            while len(lines) < size - 1:
-                _admit(listener, secret, range(rank + 1, size), lines, deadline, timeout_s)
+            missing = set(range(rank + 1, size))
+            lines.update(_Door(listener, credentials).admitted(missing, deadline_s, timeout_s))
     except BaseException:
         for line in lines.values():
             line.close()
@@ -168,47 +181,87 @@ def join_lifelines(store: Any, rank: int, size: int, address: str, timeout_s: fl
     return lines
 
 
-def _admit(
-    listener: socket.socket,
-    secret: bytes,
-    expected: range,
-    lines: dict[int, socket.socket],
-    deadline: float,
-    timeout_s: float,
-) -> None:
-    """Lets one rank in. A stranger is hung up on."""
-    listener.settimeout(max(0.001, deadline - time.monotonic()))
-    try:
-        line, _ = listener.accept()
-    except TimeoutError:
-        missing = ", ".join(str(rank) for rank in expected if rank not in lines)
-        raise PeerTimeout(f"rank {missing} did not join the job within {timeout_s:g} s; is it started?") from None
-    try:
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        rank = _greet(line, secret)
-    except (OSError, CommunicationError):
-        line.close()
-        return
-    if rank not in expected or rank in lines:
-        line.close()
-        return
-    lines[rank] = line
+def _credentials(store: Any, rank: int, timeout_s: float) -> Credentials:
+    """By the job's secret file where it has one, of which nothing is sent. Else by a secret that goes through the
+    launcher's store, and so is as open as that is."""
+    path = read_environment().secret_file
+    if rank == 0:
+        store.set("secret", _BY_FILE if path else secrets.token_hex(32))
+    told = read_key(store, "secret", 0, timeout_s)
+    if (told == _BY_FILE) != bool(path):
+        has, has_not = ("rank 0", f"rank {rank}") if told == _BY_FILE else (f"rank {rank}", "rank 0")
+        raise ConfigError(
+            f"{has} has a secret file and {has_not} has none; set GRADTIDE_SECRET_FILE alike on all hosts"
+        )
+    if not path:
+        return Credentials((Key(told.encode()),), insecure_network=True)  # nothing but who lives and how far they are
+    keys = read_credentials(path).keys
+    named = next((key for key in keys if key.name), None)
+    if named is not None:
+        raise ConfigError(
+            f"{path} is the key of {named} alone; ranks need one that all have: the root's, or a worker's"
+        )
+    ours = tuple(Key(hmac.digest(key.secret, b"gradtide lifelines", "sha256")) for key in keys)
+    return Credentials(ours, insecure_network=True)
 
 
-def _greet(line: socket.socket, secret: bytes) -> int:
-    """The listener's part of the challenge; returns the rank that the other says it is."""
-    line.settimeout(_STRANGER_S)
-    handshake = Handshake(secret, "rank")
-    while not handshake.done:
-        if not (data := line.recv(4096)):
-            raise AuthenticationError("it hung up")
-        line.sendall(handshake.feed(data))
-    rest = handshake.rest
-    while len(rest) < _RANK.size:
-        if not (data := line.recv(_RANK.size - len(rest))):
-            raise AuthenticationError("it hung up")
-        rest += data
-    return int(_RANK.unpack(rest[: _RANK.size])[0])
+class _Door:
+    """Lets ranks in, many at a time: a stranger who says nothing, or one byte now and then, holds nobody up."""
+
+    def __init__(self, listener: socket.socket, credentials: Credentials) -> None:
+        self._listener, self._credentials = listener, credentials
+        self._waiting: dict[int, tuple[socket.socket, Handshake, float]] = {}  # by descriptor
+        listener.setblocking(False)
+
+    def admitted(self, missing: set[int], deadline_s: float, timeout_s: float) -> Iterator[tuple[int, socket.socket]]:
+        """Each of these ranks, and its socket."""
+        try:
+            while missing:
+                now_s = time.monotonic()
+                if now_s >= deadline_s:
+                    late = ", ".join(map(str, sorted(missing)))
+                    raise PeerTimeout(f"rank {late} did not join the job within {timeout_s:g} s; is it started?")
+                for number in [n for n, (_, _, until_s) in self._waiting.items() if until_s <= now_s]:
+                    self._waiting.pop(number)[0].close()
+                for number in can_read([self._listener.fileno(), *self._waiting], min(deadline_s - now_s, _LOOK_S)):
+                    if number == self._listener.fileno():
+                        self._accept()
+                    elif (found := self._hear(number)) is not None and found[0] in missing:
+                        missing.discard(found[0])
+                        yield found
+                    elif found is not None:
+                        found[1].close()
+        finally:
+            for line, _, _ in self._waiting.values():
+                line.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            line, _ = self._listener.accept()
+            line.setblocking(False)
+            tune(line)
+            handshake = Handshake(self._credentials, "rank")
+            self._waiting[line.fileno()] = line, handshake, time.monotonic() + _STRANGER_S
+
+    def _hear(self, number: int) -> tuple[int, socket.socket] | None:
+        """The rank that has proven itself now, if one has."""
+        line, handshake, _ = self._waiting[number]
+        try:
+            data = line.recv(4096)
+            if handshake.done:
+                handshake.rest += data
+            elif data and (answer := handshake.feed(data)):
+                line.sendall(answer)
+            if not data or handshake.refusal:
+                raise AuthenticationError(handshake.refusal or "it hung up")
+        except (OSError, CommunicationError):
+            self._waiting.pop(number)[0].close()
+            return None
+        if not handshake.done or len(handshake.rest) < _RANK.size:
+            return None
+        del self._waiting[number]
+        line.setblocking(True)
+        return int(_RANK.unpack(handshake.rest[: _RANK.size])[0]), line
 
 
 def _forget_in_child() -> None:

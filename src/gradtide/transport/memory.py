@@ -17,6 +17,7 @@ import os
 import torch
 
 from gradtide.errors import CommunicationError, ConfigError
+from gradtide.even_share import even_share
 
 __all__ = ["address_of", "create_memory", "gather_pages", "map_memory", "tensor_over", "view_of"]
 
@@ -90,7 +91,7 @@ def gather_pages(mapping: mmap.mmap, part: int, parts: int) -> None:
     if not isinstance(mapping, _Aligned):
         return
     pages = (len(mapping) - _HUGE_BYTES) // _HUGE_BYTES
-    first, last = pages * part // parts, pages * (part + 1) // parts
+    first, last = even_share(pages, part, parts)
     if last > first:
         begin, size_bytes = first * _HUGE_BYTES, (last - first) * _HUGE_BYTES
         # What was never touched is not collapsed. Read, don't write: a page may reach into another rank's part.

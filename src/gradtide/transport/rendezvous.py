@@ -11,28 +11,32 @@ shared memory, and hands them out (SCM_RIGHTS). Each side checks that the other 
 
 import contextlib
 import hashlib
+import math
 import mmap
 import os
 import socket
 import struct
+import sys
 import time
 from dataclasses import dataclass
 
 from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost, PeerTimeout
+from gradtide.processes.credentials import user_of
 from gradtide.transport.memory import create_memory, map_memory
-from gradtide.transport.peers import Peers
+from gradtide.transport.peer_watch import PeerWatch
 
-__all__ = ["Place", "connect", "join_host", "listen", "missing_text"]
+__all__ = ["NOTICE_S", "Seat", "connect", "join_host", "listen", "missing_text"]
 
 _MAGIC = b"gradtide-group-1"
 _HELLO = struct.Struct("<16sII")
-_CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
 _MESSAGE_BYTES = 4096
+NOTICE_S = 30.0  # who has waited as long says so, once
+_STRANGER_S = 5.0  # a member says hello at once
 _RETRY_S = (0.0005, 0.02)  # first and longest pause between attempts to connect
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Seat:
     """This process's place in a group on one host."""
 
     name: str
@@ -46,21 +50,23 @@ class Place:
         return f"\0gradtide-{os.getuid()}-{short}"  # an address has room for 107 bytes
 
 
-def join_host(place: Place, memory_bytes: int, timeout_s: float) -> tuple[Peers, mmap.mmap]:
+def join_host(
+    place: Seat, memory_bytes: int, timeout_s: float, notice_s: float = NOTICE_S
+) -> tuple[PeerWatch, mmap.mmap]:
     """Meets the others; returns the sockets to them and the memory that all of them see, zero-filled."""
     deadline = time.monotonic() + timeout_s
     if place.rank:
-        with connect(place, deadline, timeout_s) as leader:
+        with connect(place, deadline, timeout_s, notice_s) as leader:
             return _welcome(leader, place, memory_bytes, deadline, timeout_s)
     with listen(place) as listener:
-        members = _gather(listener, place, deadline, timeout_s)
+        members = _gather(listener, place, timeout_s, notice_s)
     try:
         return _hand_out(members, place, memory_bytes)
     finally:
         _close_all(members)
 
 
-def listen(place: Place) -> socket.socket:
+def listen(place: Seat) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(place.address)
@@ -74,9 +80,9 @@ def listen(place: Place) -> socket.socket:
     return listener
 
 
-def connect(place: Place, deadline: float, timeout_s: float) -> socket.socket:
+def connect(place: Seat, deadline: float, timeout_s: float, notice_s: float = NOTICE_S) -> socket.socket:
     """Connects to the leader, who may not be there yet, and says hello."""
-    pause = _RETRY_S[0]
+    pause, notice_at = _RETRY_S[0], time.monotonic() + notice_s
     while True:
         leader = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -91,11 +97,14 @@ def connect(place: Place, deadline: float, timeout_s: float) -> socket.socket:
             raise
         if time.monotonic() >= deadline:
             raise PeerTimeout(missing_text(place, [0], timeout_s))
+        if time.monotonic() >= notice_at:
+            _tell(place, [0], notice_s)
+            notice_at = math.inf
         time.sleep(pause)
         pause = min(2 * pause, _RETRY_S[1])
 
 
-def missing_text(place: Place, missing: list[int], timeout_s: float) -> str:
+def missing_text(place: Seat, missing: list[int], timeout_s: float) -> str:
     who = ", ".join(map(str, missing))
     return (
         f"group {place.name!r} of {place.size}: rank {who} did not join within {timeout_s:g} s; "
@@ -103,29 +112,26 @@ def missing_text(place: Place, missing: list[int], timeout_s: float) -> str:
     )
 
 
-def _user_of(peer: socket.socket) -> int:
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[1])
-
-
-def _check_user(leader: socket.socket, place: Place) -> None:
-    if (user := _user_of(leader)) != os.getuid():
+def _check_user(leader: socket.socket, place: Seat) -> None:
+    if (user := user_of(leader)) != os.getuid():
         raise CommunicationError(
             f"group {place.name!r} is held by user {user}, not by us ({os.getuid()}); choose another name"
         )
 
 
-def _gather(listener: socket.socket, place: Place, deadline: float, timeout_s: float) -> dict[int, socket.socket]:
+def _gather(listener: socket.socket, place: Seat, timeout_s: float, notice_s: float) -> dict[int, socket.socket]:
     """Waits until every member said hello."""
     members: dict[int, socket.socket] = {}
+    began = time.monotonic()
     try:
-        while len(members) < place.size - 1:
-            listener.settimeout(max(0.001, deadline - time.monotonic()))
-            peer, _ = listener.accept()
-            _admit(peer, place, members, deadline)
+        _admit_until(listener, place, members, began + min(notice_s, timeout_s))
+        if len(members) < place.size - 1 and notice_s < timeout_s:
+            _tell(place, _missing(place, members), notice_s)
+        _admit_until(listener, place, members, began + timeout_s)
+        if len(members) < place.size - 1:
+            raise TimeoutError
     except TimeoutError:
-        missing = [rank for rank in range(1, place.size) if rank not in members]
-        text = missing_text(place, missing, timeout_s)
+        text = missing_text(place, _missing(place, members), timeout_s)
         _refuse(members, b"late", text)
         raise PeerTimeout(text) from None
     except Mismatch as error:
@@ -137,13 +143,37 @@ def _gather(listener: socket.socket, place: Place, deadline: float, timeout_s: f
     return members
 
 
-def _admit(peer: socket.socket, place: Place, members: dict[int, socket.socket], deadline: float) -> None:
+def _admit_until(listener: socket.socket, place: Seat, members: dict[int, socket.socket], deadline: float) -> None:
+    """Until everybody is there, or it is late."""
+    while len(members) < place.size - 1 and time.monotonic() < deadline:
+        listener.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            peer, _ = listener.accept()
+        except TimeoutError:
+            return
+        _admit(peer, place, members)
+
+
+def _missing(place: Seat, members: dict[int, socket.socket]) -> list[int]:
+    return [rank for rank in range(1, place.size) if rank not in members]
+
+
+def _tell(place: Seat, missing: list[int], notice_s: float) -> None:
+    who = ", ".join(map(str, missing))
+    line = f"gradtide: rank {place.rank} has waited {notice_s:g} s for rank {who} to join group {place.name!r}"
+    print(line, file=sys.stderr, flush=True)
+
+
+def _admit(peer: socket.socket, place: Seat, members: dict[int, socket.socket]) -> None:
     """Takes a member in. A stranger (another user, another program) is hung up on; a wrong size or rank ends it all."""
-    if _user_of(peer) != os.getuid():
+    if user_of(peer) != os.getuid():
         peer.close()
         return
-    peer.settimeout(max(0.001, deadline - time.monotonic()))
-    hello = peer.recv(_HELLO.size)
+    peer.settimeout(_STRANGER_S)
+    try:
+        hello = peer.recv(_HELLO.size)
+    except TimeoutError:
+        hello = b""
     if len(hello) != _HELLO.size or not hello.startswith(_MAGIC):
         peer.close()
         return
@@ -165,7 +195,7 @@ def _refuse(members: dict[int, socket.socket], code: bytes, text: str) -> None:
     _close_all(members)
 
 
-def _hand_out(members: dict[int, socket.socket], place: Place, memory_bytes: int) -> tuple[Peers, mmap.mmap]:
+def _hand_out(members: dict[int, socket.socket], place: Seat, memory_bytes: int) -> tuple[PeerWatch, mmap.mmap]:
     """The leader's part of the welcome. A member's hello socket becomes its socket with the leader."""
     memory = create_memory(place.name, memory_bytes)
     try:
@@ -178,7 +208,7 @@ def _hand_out(members: dict[int, socket.socket], place: Place, memory_bytes: int
                     _pass(members[low], b"peer" + struct.pack("<I", high), left.fileno(), low)
                     _pass(members[high], b"peer" + struct.pack("<I", low), right.fileno(), high)
         kept = {rank: peer.dup() for rank, peer in members.items()}
-        return Peers(kept), map_memory(os.dup(memory), memory_bytes)
+        return PeerWatch(kept), map_memory(os.dup(memory), memory_bytes)
     finally:
         os.close(memory)
 
@@ -191,8 +221,8 @@ def _pass(peer: socket.socket, message: bytes, descriptor: int, rank: int) -> No
 
 
 def _welcome(
-    leader: socket.socket, place: Place, memory_bytes: int, deadline: float, timeout_s: float
-) -> tuple[Peers, mmap.mmap]:
+    leader: socket.socket, place: Seat, memory_bytes: int, deadline: float, timeout_s: float
+) -> tuple[PeerWatch, mmap.mmap]:
     """A member's part of the welcome."""
     memory, sockets = -1, {0: leader.dup()}
     try:
@@ -206,10 +236,10 @@ def _welcome(
     except BaseException:
         _close_all(sockets)
         raise
-    return Peers(sockets), mapping
+    return PeerWatch(sockets), mapping
 
 
-def _next_message(leader: socket.socket, place: Place, deadline: float, timeout_s: float) -> tuple[bytes, int]:
+def _next_message(leader: socket.socket, place: Seat, deadline: float, timeout_s: float) -> tuple[bytes, int]:
     # The leader answers at its own deadline, which may be later than ours: leave it a moment to say who is missing.
     leader.settimeout(max(0.001, deadline + 0.5 - time.monotonic()))
     try:

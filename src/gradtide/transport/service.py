@@ -2,10 +2,11 @@
 
 One thread, epoll. A socket that has not proven itself costs one entry and is dropped at the handshake deadline; when
 descriptors run out, those that have waited longest go first. A peer that does not read what it asked for is not read
-from either, so it can't make us hold more than a bound for it.
+from either, so it can't make us hold more than a bound for it. Who is sent away is told why, as far as that is safe to
+say, and so is the log.
 """
 
-import contextlib
+import logging
 import os
 import resource
 import select
@@ -16,15 +17,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gradtide.errors import AuthenticationError, CommunicationError
-from gradtide.transport.authenticate import HANDSHAKE_S, Handshake, same_user, tune
-from gradtide.transport.connection import MOST_WINDOWS, Connection
-from gradtide.transport.patience import look_again
+from gradtide.errors import CommunicationError
+from gradtide.processes.wake import WakePipe
+from gradtide.transport.authenticate import HANDSHAKE_S, Line, is_loopback, same_user, tune
+from gradtide.transport.connection import MOST_RINGS, Connection, open_connection
+from gradtide.transport.handshake import Handshake
+from gradtide.transport.keys import Credentials
+from gradtide.transport.spin import look_again
+from gradtide.transport.tls import TlsListener
 
 if TYPE_CHECKING:
-    from gradtide.transport.window import Window
+    from gradtide.transport.shared_ring import SharedRing
 
-__all__ = ["Service"]
+__all__ = ["NEWCOMER", "Service"]
+
+NEWCOMER = "a client"  # a peer that has not said what it is called
 
 _IN = select.EPOLLIN
 _OUT = select.EPOLLOUT
@@ -32,12 +39,15 @@ _MOST_WAITING = 4096  # sockets that have not proven themselves
 _MOST_QUEUED_BYTES = 64 << 20  # for one peer, beyond which it is not read from
 _ACCEPT_AGAIN_S = 0.05
 _MOST_AT_ONCE = 64  # messages, before the owner is asked whether it has anything else to do; some 4 ms
+_TOLD_AGAIN_S = 60.0  # for which the log is not told again that somebody was refused for the same reason
+_log = logging.getLogger("gradtide.transport")
 
 
 @dataclass(slots=True)
 class _Newcomer:
     sock: socket.socket
     handshake: Handshake
+    where: str  # it comes from there; taken when it came, as it may have gone when we have to say it
     deadline_s: float
     memory: int = -1  # a descriptor that came with it
 
@@ -50,12 +60,12 @@ class _Newcomer:
             self.memory = descriptor
         return data
 
-    def open_window(self) -> "Window | None":
+    def open_ring(self) -> "SharedRing | None":
         """The memory that came with the handshake."""
-        from gradtide.transport.window import open_window  # which needs torch; a coordinator has none
+        from gradtide.transport.shared_ring import open_ring  # which needs torch; a coordinator has none
 
         descriptor, self.memory = self.memory, -1
-        return open_window(descriptor)
+        return open_ring(descriptor)
 
     def forget_memory(self) -> None:
         if self.memory >= 0:
@@ -80,30 +90,32 @@ class Service:
     def __init__(
         self,
         listener: socket.socket,
-        secret: bytes,
+        credentials: Credentials,
         role: str,
         greet: Callable[[Connection], Callable[[CommunicationError], None]],
         handshake_s: float = HANDSHAKE_S,
+        only_tls: bool = False,
     ) -> None:
-        self._listener, self._secret, self._role = listener, secret, role
-        self._greet, self._handshake_s = greet, handshake_s
+        self._listener, self._credentials, self._role = listener, credentials, role
+        self._greet, self._handshake_s, self._only_tls = greet, handshake_s, only_tls
+        self._tls = _tls_at(listener, credentials, only_tls)
+        self._told_s: dict[str, float] = {}  # why somebody was refused, and when the log was told last
         self._newcomers: OrderedDict[int, _Newcomer] = OrderedDict()  # the first is the first to be late
         self._links: dict[int, _Link] = {}
         self._accept_at_s = 0.0  # 0: accepting
         self._lively = False  # whether a peer said something in the last turn, so that more may follow at once
         self.settled = 0  # its owner counts here: messages of this turn after which nothing else has to be seen to
         self._again = False  # whether that was all of them
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake = WakePipe()
         self._epoll = select.epoll()
         self._epoll.register(listener, _IN)
-        self._epoll.register(self._wake_read, _IN)
+        self._epoll.register(self._wake, _IN)
         listener.setblocking(False)
         _allow_many_descriptors()
 
     def wake(self) -> None:
         """From another thread or a signal: `run_once` returns soon."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"w")
+        self._wake.wake()
 
     def add(self, connection: Connection, lost: Callable[[CommunicationError], None]) -> None:
         """A connection that was opened from here, or whose peer has proven itself."""
@@ -153,8 +165,8 @@ class Service:
                 self._move(number, links[number], events)
             elif number in self._newcomers:
                 self._shake_hands(number)
-            elif number == self._wake_read:
-                os.read(number, 4096)
+            elif number == self._wake.fileno():
+                self._wake.clear()
             elif number == self._listener.fileno():
                 self._accept()
         self._again = self.settled == len(ready) > 0
@@ -182,7 +194,7 @@ class Service:
     def _accept(self) -> None:
         for _ in range(64):
             try:
-                sock, _ = self._listener.accept()
+                sock, address = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError:  # out of descriptors, or the newcomer has gone already
@@ -197,8 +209,15 @@ class Service:
             tune(sock)
             number = sock.fileno()
             deadline = time.monotonic() + self._handshake_s
-            self._newcomers[number] = _Newcomer(sock, Handshake(self._secret, self._role), deadline)
+            where = "this machine" if sock.family == socket.AF_UNIX else str(address[0])
+            self._newcomers[number] = _Newcomer(sock, self._handshake(sock), where, deadline)
             self._epoll.register(number, _IN)
+
+    def _handshake(self, sock: socket.socket) -> Handshake:
+        if sock.family == socket.AF_UNIX:
+            return Handshake(self._credentials, self._role)
+        near = self._credentials.insecure_network or is_loopback(str(sock.getsockname()[0]))
+        return Handshake(self._credentials, self._role, self._tls, self._only_tls or not near)
 
     def _make_room(self) -> None:
         if self._newcomers:
@@ -226,25 +245,41 @@ class Service:
 
     def _shake_hands(self, number: int) -> None:
         newcomer = self._newcomers[number]
+        handshake = newcomer.handshake
         try:
-            data = newcomer.receive()
-            answer = newcomer.handshake.feed(data) if data else b""
+            data, refused = newcomer.receive(), handshake.refusal
+            answer = handshake.feed(data) if data else b""
             if not data or (answer and newcomer.sock.send(answer) != len(answer)):
                 self._turn_away(number)
-        except (OSError, AuthenticationError):
+            elif handshake.refusal and not refused:
+                newcomer.sock.shutdown(socket.SHUT_WR)  # closing could drop the answer; it goes when it has read that
+                self._tell_refusal(newcomer, handshake.refusal)
+        except CommunicationError as error:
+            self._tell_refusal(newcomer, str(error))
             self._turn_away(number)
             return
-        if newcomer.handshake.done:
+        except OSError:
+            self._turn_away(number)
+            return
+        if handshake.done:
             self._welcome(number, newcomer)
+
+    def _tell_refusal(self, newcomer: _Newcomer, why: str) -> None:
+        """Strangers must not fill the log."""
+        now_s = time.monotonic()
+        if now_s >= self._told_s.get(why, 0.0):
+            self._told_s[why] = now_s + _TOLD_AGAIN_S
+            _log.warning("refused %s from %s: %s", newcomer.handshake.says or "a newcomer", newcomer.where, why)
 
     def _welcome(self, number: int, newcomer: _Newcomer) -> None:
         del self._newcomers[number]
         self._epoll.unregister(number)
-        connection = Connection(newcomer.sock, "a client")
-        if newcomer.memory >= 0 and sum(link.connection.has_window for link in self._links.values()) < MOST_WINDOWS:
-            window = newcomer.open_window()
-            if window is not None:
-                connection.use_window(window)
+        handshake = newcomer.handshake
+        connection = open_connection(Line(newcomer.sock, handshake.identity, handshake.tls), NEWCOMER)
+        if newcomer.memory >= 0 and sum(link.connection.has_ring for link in self._links.values()) < MOST_RINGS:
+            ring = newcomer.open_ring()
+            if ring is not None:
+                connection.use_ring(ring)
         newcomer.forget_memory()
         try:
             lost = self._greet(connection)
@@ -253,8 +288,8 @@ class Service:
             return
         self.add(connection, lost)
         try:
-            if newcomer.handshake.rest:
-                connection.feed(newcomer.handshake.rest)
+            if handshake.rest:
+                connection.feed(handshake.rest)
             self.watch(connection)
         except CommunicationError as error:
             self._drop(number, self._links[number], error)
@@ -268,8 +303,16 @@ class Service:
         self._links.clear()
         self._epoll.close()
         self._listener.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self._wake.close()
+
+
+def _tls_at(listener: socket.socket, credentials: Credentials, only_tls: bool) -> TlsListener | None:
+    """For who comes encrypted: nobody does on a UNIX socket, nor by itself to where only this machine gets."""
+    if listener.family == socket.AF_UNIX:
+        return None
+    if only_tls or credentials.certificate or not is_loopback(str(listener.getsockname()[0])):
+        return TlsListener(credentials.certificate, credentials.certificate_key)
+    return None
 
 
 def _allow_many_descriptors() -> None:

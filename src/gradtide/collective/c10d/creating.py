@@ -5,8 +5,8 @@ from typing import Any
 
 from gradtide.collective.c10d.errors import BadArgument, as_torch_error
 from gradtide.collective.c10d.process_group import ProcessGroup
-from gradtide.collective.group import Group
-from gradtide.collective.joining import address_seen
+from gradtide.collective.groups.group import Group
+from gradtide.collective.groups.joining import address_seen
 from gradtide.environment import read_environment
 from gradtide.errors import GradtideError
 from gradtide.topology.files import topology_named

@@ -4,24 +4,31 @@ import torch.distributed as dist
 
 from gradtide import errors
 
-__all__ = ["BadArgument", "CommunicationError", "Mismatch", "PeerLost", "PeerTimeout", "as_torch_error"]
+__all__ = [
+    "BadArgument",
+    "TorchCommunicationError",
+    "TorchMismatch",
+    "TorchPeerLost",
+    "TorchPeerTimeout",
+    "as_torch_error",
+]
 
 _BackendError: type[RuntimeError] = vars(dist)["DistBackendError"]  # torch does not declare it
 
 
-class CommunicationError(errors.CommunicationError, _BackendError):  # type: ignore[misc, valid-type]
+class TorchCommunicationError(errors.CommunicationError, _BackendError):  # type: ignore[misc, valid-type]
     """Ranks that should work together can't."""
 
 
-class PeerLost(errors.PeerLost, CommunicationError):
+class TorchPeerLost(errors.PeerLost, TorchCommunicationError):
     """A rank died or left."""
 
 
-class PeerTimeout(errors.PeerTimeout, CommunicationError):
+class TorchPeerTimeout(errors.PeerTimeout, TorchCommunicationError):
     """A rank did not arrive by the deadline."""
 
 
-class Mismatch(errors.Mismatch, CommunicationError):
+class TorchMismatch(errors.Mismatch, TorchCommunicationError):
     """Ranks asked for different things at the same time."""
 
 
@@ -30,10 +37,10 @@ class BadArgument(errors.ConfigError, ValueError, RuntimeError):
 
 
 _OURS: dict[type[errors.GradtideError], type[Exception]] = {
-    errors.PeerLost: PeerLost,
-    errors.PeerTimeout: PeerTimeout,
-    errors.Mismatch: Mismatch,
-    errors.CommunicationError: CommunicationError,
+    errors.PeerLost: TorchPeerLost,
+    errors.PeerTimeout: TorchPeerTimeout,
+    errors.Mismatch: TorchMismatch,
+    errors.CommunicationError: TorchCommunicationError,
     errors.ConfigError: BadArgument,
 }
 

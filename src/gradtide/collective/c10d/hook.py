@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from gradtide.collective.c10d.work import Work
-from gradtide.collective.group import Group
+from gradtide.collective.groups.group import Group
 from gradtide.errors import ConfigError
 
 __all__ = ["ddp_hook"]

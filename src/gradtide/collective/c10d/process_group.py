@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from gradtide.collective.c10d.compiling import never_compiled
 from gradtide.collective.c10d.errors import BadArgument, as_torch_error
-from gradtide.collective.c10d.shapes import check_count, fill, flat, put_back, stacked
+from gradtide.collective.c10d.shapes import check_count, check_device, fill, flat, put_back, stacked
 from gradtide.collective.c10d.sparse import all_reduce_sparse
 from gradtide.collective.c10d.work import Finished, Work, finished
-from gradtide.collective.group import Group
+from gradtide.collective.groups.group import Group
 from gradtide.errors import ConfigError, GradtideError, Mismatch
 
 __all__ = ["ProcessGroup"]
@@ -260,12 +260,11 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             raise as_torch_error(error) from None
 
     def recv(self, tensors: Sequence[Tensor], source: int | None, tag: int = 0) -> Finished:
-        row = flat(tensors[0])
+        check_device(tensors[0])
         try:
-            receipt = self.group.messages.receive(row, source, tag, None, now=False)
+            receipt = self.group.messages.receive(tensors[0], source, tag, None, now=False, any_shape=True)
         except GradtideError as error:
             raise as_torch_error(error) from None
-        receipt.when_done(lambda _: put_back(row, tensors[0]))
         return Work(self.group, receipt, list(tensors))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Finished:

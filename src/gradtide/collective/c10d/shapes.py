@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from gradtide.collective.prepare import plain
+from gradtide.collective.host.prepare import plain
 from gradtide.errors import ConfigError
 
 __all__ = ["check_count", "check_device", "fill", "flat", "put_back", "stacked"]

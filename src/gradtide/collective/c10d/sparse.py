@@ -3,7 +3,7 @@
 import torch
 
 from gradtide.collective.c10d.shapes import check_device
-from gradtide.collective.group import Group
+from gradtide.collective.groups.group import Group
 from gradtide.errors import ConfigError
 
 __all__ = ["all_reduce_sparse"]

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from gradtide.collective.c10d.compiling import never_compiled
-from gradtide.collective.c10d.errors import PeerTimeout, as_torch_error
-from gradtide.collective.group import Group
-from gradtide.collective.messages import Receipt
+from gradtide.collective.c10d.errors import TorchPeerTimeout, as_torch_error
+from gradtide.collective.groups.group import Group
+from gradtide.collective.groups.messages import Receipt
 from gradtide.handle import Handle
 
 __all__ = ["Finished", "Work", "finished"]
@@ -101,7 +101,9 @@ class Work(Finished):
         limit_s = timeout.total_seconds()
         self._group.help(self._handle)
         if not self._handle.ended(limit_s if limit_s > 0 else None):
-            raise PeerTimeout(f"{self._handle.what} is not done after {limit_s:g} s; wait longer, or see who is late")
+            raise TorchPeerTimeout(
+                f"{self._handle.what} is not done after {limit_s:g} s; wait longer, or see who is late"
+            )
         if (error := self._handle.error()) is not None:
             raise as_torch_error(error)
         return True

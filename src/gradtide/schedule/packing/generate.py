@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gradtide.schedule.packing.linear import Programme, minimise
-from gradtide.schedule.packing.network import Network
+from gradtide.schedule.packing.linear import LinearProgramme, minimise
+from gradtide.schedule.packing.network import WireNetwork
 from gradtide.schedule.packing.price import certified_cost, price
 from gradtide.schedule.packing.trees import Demand, Trees, wire_loads
 
@@ -35,7 +35,7 @@ class Packing:
     prices: Floats  # what a second of each wire is worth; they sum to one
 
 
-def pack(network: Network, demand: Demand) -> Packing:
+def pack(network: WireNetwork, demand: Demand) -> Packing:
     """The best packing, as good as the gap says."""
     unit = float(network.bytes_per_s.max())
     slowness = (unit / network.bytes_per_s)[:, None]  # numbers around one keep the solver exact
@@ -76,7 +76,7 @@ def root_rows(trees: Trees, demand: Demand) -> tuple[Floats, Floats]:
 def _share_out(loads: Floats, trees: Trees, demand: Demand) -> tuple[float, Floats, Floats]:
     """The least time of the busiest wire, each tree's part, and the wires' prices."""
     rows, sides = root_rows(trees, demand)
-    programme = Programme(
+    programme = LinearProgramme(
         np.append(1.0, np.zeros(len(trees))),
         at_most=np.hstack([-np.ones((len(loads), 1)), loads]),
         limits=np.zeros(len(loads)),

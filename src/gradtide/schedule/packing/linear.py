@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Programme", "Solution", "minimise"]
+__all__ = ["LinearProgramme", "Solution", "minimise"]
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ class Solution(NamedTuple):
     prices: Floats  # of the rows of at_most, not negative
 
 
-class Programme(NamedTuple):
+class LinearProgramme(NamedTuple):
     """Find the x from 0 to `most` with at_most @ x <= limits and equal @ x == sides that costs least."""
 
     cost: Floats
@@ -41,7 +41,7 @@ class Programme(NamedTuple):
     most: Floats | None = None  # None: x has no upper end
 
 
-def minimise(programme: Programme) -> Solution:
+def minimise(programme: LinearProgramme) -> Solution:
     """The solution of a programme that has one."""
     core = _core(CORE)
     if core is not None:
@@ -54,7 +54,7 @@ def minimise(programme: Programme) -> Solution:
     return _through_scipy(programme)
 
 
-def _through_core(core: Any, programme: Programme) -> Solution | None:
+def _through_core(core: Any, programme: LinearProgramme) -> Solution | None:
     """What the extension finds; None where it gives up."""
     cost, at_most, limits, equal, sides, most = programme
     rows = np.vstack([at_most, equal])
@@ -82,7 +82,7 @@ def _through_core(core: Any, programme: Programme) -> Solution | None:
     return Solution(float(solver.getInfo().objective_function_value), np.array(solution.col_value), prices)
 
 
-def _through_scipy(programme: Programme) -> Solution:
+def _through_scipy(programme: LinearProgramme) -> Solution:
     from scipy.optimize import linprog
 
     cost, at_most, limits, equal, sides, most = programme

@@ -11,9 +11,9 @@ from math import lcm
 
 import numpy as np
 
-from gradtide.schedule.packing.linear import Programme, minimise
-from gradtide.schedule.packing.network import Network
-from gradtide.schedule.packing.pieces import Arc, Group, hop_loads
+from gradtide.schedule.packing.linear import LinearProgramme, minimise
+from gradtide.schedule.packing.network import WireNetwork
+from gradtide.schedule.packing.pieces import Arc, TreeGroup, hop_loads
 from gradtide.topology.model import Topology
 
 __all__ = ["alike"]
@@ -21,7 +21,7 @@ __all__ = ["alike"]
 LEAST_PART = 1e-3  # of the buffer, for a kind of tree to be worth its ops
 
 
-def alike(network: Network, topology: Topology) -> list[list[Group]]:
+def alike(network: WireNetwork, topology: Topology) -> list[list[TreeGroup]]:
     """Unit trees, each with its part of the buffer, without the hosts' help, which takes less time to fill, and with.
 
     None where machines differ, or somebody can't reach another.
@@ -45,7 +45,7 @@ def alike(network: Network, topology: Topology) -> list[list[Group]]:
     return [alone, _weighted(network, on_devices, on_hosts)] if on_hosts else [alone]
 
 
-def _machines(network: Network, topology: Topology) -> list[tuple[list[int], list[int]]]:
+def _machines(network: WireNetwork, topology: Topology) -> list[tuple[list[int], list[int]]]:
     """The devices and the hosts in each machine, by number."""
     machine = {node.name: node.machine for node in topology.nodes}
     found: dict[str, tuple[list[int], list[int]]] = {}
@@ -54,14 +54,14 @@ def _machines(network: Network, topology: Topology) -> list[tuple[list[int], lis
     return [found[name] for name in sorted(found)]
 
 
-def _tree(network: Network, inside: list[list[int]], root: int) -> Group:
+def _tree(network: WireNetwork, inside: list[list[int]], root: int) -> TreeGroup:
     """Inside each machine to its first node, from these to the root machine's. A host adds up all by itself."""
     heads = [nodes[0] for nodes in inside]
     between = _halving([*heads[root:], *heads[:root]])
     within = [arc for nodes in inside for arc in (_halving(nodes) if nodes[0] < network.devices else _star(nodes))]
     down = [(heads[root], head) for head in heads if head != heads[root]]
     down += [(nodes[0], node) for nodes in inside for node in nodes[1:]]
-    return Group(heads[root], 0.0, (*within, *between), tuple(down))
+    return TreeGroup(heads[root], 0.0, (*within, *between), tuple(down))
 
 
 def _star(nodes: list[int]) -> list[Arc]:
@@ -78,11 +78,11 @@ def _halving(nodes: list[int]) -> list[Arc]:
     return arcs
 
 
-def _possible(network: Network, trees: list[Group]) -> bool:
+def _possible(network: WireNetwork, trees: list[TreeGroup]) -> bool:
     return all(network.arc_of[arc] >= 0 for tree in trees for arc in tree.up + tree.down)
 
 
-def _weighted(network: Network, on_devices: list[Group], on_hosts: list[Group]) -> list[Group]:
+def _weighted(network: WireNetwork, on_devices: list[TreeGroup], on_hosts: list[TreeGroup]) -> list[TreeGroup]:
     """The devices' trees carry the same each; the hosts' together what makes the busiest wire least busy."""
     part = _part_of_hosts(network, on_devices, on_hosts)
     if part < LEAST_PART:
@@ -93,14 +93,14 @@ def _weighted(network: Network, on_devices: list[Group], on_hosts: list[Group]) 
     return _carrying(on_devices, 1.0 - part) + _carrying(on_hosts * turns, part)
 
 
-def _carrying(trees: list[Group], part: float) -> list[Group]:
+def _carrying(trees: list[TreeGroup], part: float) -> list[TreeGroup]:
     return [replace(tree, part=part / len(trees)) for tree in trees]
 
 
-def _part_of_hosts(network: Network, on_devices: list[Group], on_hosts: list[Group]) -> float:
+def _part_of_hosts(network: WireNetwork, on_devices: list[TreeGroup], on_hosts: list[TreeGroup]) -> float:
     unit = float(network.bytes_per_s.max())
     loads = np.stack([hop_loads(network, trees).mean(axis=1) * unit for trees in (on_devices, on_hosts)], axis=1)
-    programme = Programme(
+    programme = LinearProgramme(
         np.array([1.0, 0.0, 0.0]),
         at_most=np.hstack([-np.ones((len(loads), 1)), loads]),
         limits=np.zeros(len(loads)),

@@ -10,11 +10,11 @@ from gradtide.schedule.request import Request
 from gradtide.topology.model import Link, NodeKind
 from gradtide.topology.routes import Route, Routes
 
-__all__ = ["Network", "network_of"]
+__all__ = ["WireNetwork", "network_of"]
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class WireNetwork:
     """The aggregating nodes (the asked devices, then hosts), an arc for each pair with a route, the wires under them.
 
     An op takes exactly the route between its two ranks, so a byte on arc a puts wire_load[:, a] bytes on the wires.
@@ -31,7 +31,7 @@ class Network:
     wires: tuple[str, ...]
 
 
-def network_of(request: Request) -> Network:
+def network_of(request: Request) -> WireNetwork:
     """The network of a request's devices and of the hosts that they can reach and that can reach them."""
     routes = request.routes
     hosts = [node.name for node in request.topology.nodes if node.kind is NodeKind.HOST]
@@ -49,7 +49,7 @@ def _helps(routes: Routes, devices: tuple[str, ...], host: str) -> bool:
     return sent and any(routes.find(host, device) for device in devices)
 
 
-def _arrays(nodes: tuple[str, ...], devices: int, arcs: dict[tuple[int, int], Route]) -> Network:
+def _arrays(nodes: tuple[str, ...], devices: int, arcs: dict[tuple[int, int], Route]) -> WireNetwork:
     wires: dict[str | Link, int] = {}
     rates: dict[str | Link, float] = {}
     uses: list[tuple[int, int]] = []
@@ -64,7 +64,7 @@ def _arrays(nodes: tuple[str, ...], devices: int, arcs: dict[tuple[int, int], Ro
     ends = np.array(list(arcs), dtype=np.intp).reshape(-1, 2)
     arc_of = np.full((len(nodes), len(nodes)), -1, dtype=np.intp)
     arc_of[ends[:, 0], ends[:, 1]] = np.arange(len(arcs))
-    return Network(
+    return WireNetwork(
         nodes=nodes,
         devices=devices,
         tails=ends[:, 0],
@@ -77,7 +77,7 @@ def _arrays(nodes: tuple[str, ...], devices: int, arcs: dict[tuple[int, int], Ro
     )
 
 
-def _require_connected(network: Network) -> None:
+def _require_connected(network: WireNetwork) -> None:
     reaches = (network.arc_of >= 0) | np.eye(len(network.nodes), dtype=bool)
     for _ in range(len(network.nodes).bit_length()):
         reaches = reaches @ reaches

@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradtide.schedule.packing.generate import Packing
-from gradtide.schedule.packing.network import Network
+from gradtide.schedule.packing.network import WireNetwork
 
-__all__ = ["Arc", "Group", "Step", "arcs_of", "cut", "groups_of", "hop_loads", "steps"]
+__all__ = ["Arc", "Step", "TreeGroup", "arcs_of", "cut", "groups_of", "hop_loads", "steps"]
 
 Arc = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TreeGroup:
     """A part of the buffer that is added up along `up` into the root and copied along `down` from it."""
 
     root: int
@@ -35,7 +35,7 @@ class Step(NamedTuple):
     after: tuple[int, ...] = ()
 
 
-def groups_of(packing: Packing) -> list[Group]:
+def groups_of(packing: Packing) -> list[TreeGroup]:
     """Pairs the trees into each root with the trees out of it, by root."""
     trees, groups = packing.trees, []
     for root in sorted(set(trees.roots.tolist())):
@@ -68,7 +68,7 @@ def arcs_of(parents: NDArray[np.intp], inward: bool) -> tuple[Arc, ...]:
 Shared = list[tuple[float, tuple[Arc, ...]]]
 
 
-def _paired(root: int, up: Shared, down: Shared) -> list[Group]:
+def _paired(root: int, up: Shared, down: Shared) -> list[TreeGroup]:
     """Lays both directions side by side: a group is a stretch in which neither changes its tree."""
     ups, downs = up or [(1.0, ())], down or [(1.0, ())]
     end_up, end_down = np.cumsum([part for part, _ in ups]), np.cumsum([part for part, _ in downs])
@@ -79,12 +79,12 @@ def _paired(root: int, up: Shared, down: Shared) -> list[Group]:
             middle = (start + end) / 2
             into = ups[min(int(np.searchsorted(end_up, middle)), len(ups) - 1)][1]
             out = downs[min(int(np.searchsorted(end_down, middle)), len(downs) - 1)][1]
-            groups.append(Group(root, end - start, into, out))
+            groups.append(TreeGroup(root, end - start, into, out))
         start = end
     return groups
 
 
-def hop_loads(network: Network, groups: list[Group]) -> NDArray[np.float64]:
+def hop_loads(network: WireNetwork, groups: list[TreeGroup]) -> NDArray[np.float64]:
     """wires × groups: the seconds that a byte of each group keeps each wire busy."""
     used = np.zeros((len(network.tails), len(groups)))
     for at, group in enumerate(groups):
@@ -94,7 +94,7 @@ def hop_loads(network: Network, groups: list[Group]) -> NDArray[np.float64]:
     return loads
 
 
-def steps(group: Group) -> int:
+def steps(group: TreeGroup) -> int:
     """How many hops a piece takes one after the other: a node adds up one arrival at a time, but sends at once."""
     done: dict[int, int] = {}
     for source, target in group.up:  # children come first, so what the source waits for is known
@@ -105,7 +105,7 @@ def steps(group: Group) -> int:
     return max(reached.values())
 
 
-def cut(groups: list[Group], pieces: int, per_root: bool) -> NDArray[np.intp]:
+def cut(groups: list[TreeGroup], pieces: int, per_root: bool) -> NDArray[np.intp]:
     """How many of so many equal pieces each group gets, by largest remainder; per_root: as many at every root."""
     parts = np.array([group.part for group in groups])
     roots = np.array([group.root if per_root else 0 for group in groups])

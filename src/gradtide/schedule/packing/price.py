@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradtide.schedule.packing.arborescence import MISSING, least_costs, minimum_arborescences
-from gradtide.schedule.packing.network import Network
+from gradtide.schedule.packing.network import WireNetwork
 from gradtide.schedule.packing.trees import Demand, Trees
 
 __all__ = ["Priced", "certified_cost", "from_root", "price", "to_names", "without_idle_leaves"]
@@ -26,7 +26,7 @@ class Priced:
     cost: float
 
 
-def price(network: Network, demand: Demand, arc_costs: Floats) -> Priced:
+def price(network: WireNetwork, demand: Demand, arc_costs: Floats) -> Priced:
     """For each root and direction the cheapest tree that spans the devices, with whichever hosts make it cheaper."""
     helpers = _subsets(len(network.nodes) - network.devices)
     root, inward, subset = demand.cases(np.arange(len(helpers)))
@@ -45,7 +45,7 @@ def price(network: Network, demand: Demand, arc_costs: Floats) -> Priced:
     return Priced(without_idle_leaves(trees, network), demand.cost(paid.min(axis=1)))
 
 
-def certified_cost(network: Network, demand: Demand, arc_costs: Floats) -> float:
+def certified_cost(network: WireNetwork, demand: Demand, arc_costs: Floats) -> float:
     """A true lower bound on what any packing costs at these prices, however many hosts there are."""
     if len(network.nodes) - network.devices <= MOST_HOSTS:
         return price(network, demand, arc_costs).cost
@@ -55,7 +55,7 @@ def certified_cost(network: Network, demand: Demand, arc_costs: Floats) -> float
     return demand.cost(least_costs(from_root(network, arc_costs, root, inward), wanted))
 
 
-def from_root(network: Network, arc_costs: Floats, root: Ints, inward: Flags) -> Floats:
+def from_root(network: WireNetwork, arc_costs: Floats, root: Ints, inward: Flags) -> Floats:
     """costs[b, v, u] of arc u -> v (inward: v -> u), with nodes counted on from root[b], which becomes node 0.
 
     Counting from the root makes ties fall differently for each root, which spreads equally cheap trees over all wires.
@@ -77,7 +77,7 @@ def to_names(parents: Ints, root: Ints) -> Ints:
     return np.take_along_axis(named, place, axis=1)
 
 
-def without_idle_leaves(trees: Trees, network: Network) -> Trees:
+def without_idle_leaves(trees: Trees, network: WireNetwork) -> Trees:
     """A host that passes nothing on only costs: cut it off, and so on upwards."""
     parents, hosts = trees.parents.copy(), range(network.devices, len(network.nodes))
     for _ in hosts:
@@ -86,7 +86,7 @@ def without_idle_leaves(trees: Trees, network: Network) -> Trees:
     return Trees(trees.inward, trees.roots, parents)
 
 
-def _idle(network: Network, root: Ints, helps: Flags) -> Flags:
+def _idle(network: WireNetwork, root: Ints, helps: Flags) -> Flags:
     n = len(network.nodes)
     idle = np.zeros((len(root), n), dtype=bool)
     idle[:, network.devices :] = ~helps

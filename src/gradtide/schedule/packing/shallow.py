@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from gradtide.schedule.packing.arborescence import MISSING
 from gradtide.schedule.packing.generate import Packing, root_rows
-from gradtide.schedule.packing.linear import Programme, minimise
-from gradtide.schedule.packing.network import Network
+from gradtide.schedule.packing.linear import LinearProgramme, minimise
+from gradtide.schedule.packing.network import WireNetwork
 from gradtide.schedule.packing.price import from_root, to_names, without_idle_leaves
 from gradtide.schedule.packing.trees import Demand, Trees, wire_loads
 
@@ -23,7 +23,7 @@ EXCESS = 4.0  # what load above that costs, in hops of mean depth
 HOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
-def flattened(network: Network, demand: Demand, packing: Packing, slack: float) -> Packing:
+def flattened(network: WireNetwork, demand: Demand, packing: Packing, slack: float) -> Packing:
     """A packing whose busiest wire is busy for no more than `slack` longer than in the best one.
 
     What slack there is goes into flat trees and into wires that needn't be full: it costs least on cheap wires.
@@ -48,7 +48,7 @@ def _share_out(loads: Floats, limit: float, trees: Trees, demand: Demand) -> tup
     """The least mean depth and excess with no wire busy beyond the limit, each tree's part, and the wires' prices."""
     rows, sides = root_rows(trees, demand)
     wires = len(loads)
-    programme = Programme(
+    programme = LinearProgramme(
         np.append(trees.depths(), np.full(wires, EXCESS)),
         at_most=np.hstack([loads / limit, -np.eye(wires)]),
         limits=np.full(wires, EASY),
@@ -61,7 +61,7 @@ def _share_out(loads: Floats, limit: float, trees: Trees, demand: Demand) -> tup
     return answer.value, answer.x[: len(trees)], prices / max(prices.sum(), 1e-12) + 1e-3 / len(prices)
 
 
-def _flat_trees(network: Network, demand: Demand, arc_costs: Floats) -> Trees:
+def _flat_trees(network: WireNetwork, demand: Demand, arc_costs: Floats) -> Trees:
     """For each root, direction and number of hops a tree no deeper than that, as cheap as Prim's way finds it."""
     n = len(network.nodes)
     root, inward, hops = demand.cases(np.array([h for h in HOPS if h < n] or [1]))
@@ -72,7 +72,7 @@ def _flat_trees(network: Network, demand: Demand, arc_costs: Floats) -> Trees:
     return without_idle_leaves(trees, network)
 
 
-def trees_at(network: Network, root: int, inward: bool, arc_costs: Floats, hops: Ints) -> Trees:
+def trees_at(network: WireNetwork, root: int, inward: bool, arc_costs: Floats, hops: Ints) -> Trees:
     """Trees at this root, cheap at arc_costs[b] and no deeper than hops[b], for those b that have one."""
     n = len(network.nodes)
     costs = np.full((len(hops), n, n), MISSING)  # of the arc between a node and its parent

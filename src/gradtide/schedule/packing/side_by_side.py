@@ -13,8 +13,8 @@ from math import ceil
 import numpy as np
 
 from gradtide.schedule.packing.generate import Packing
-from gradtide.schedule.packing.network import Network
-from gradtide.schedule.packing.pieces import Group, Step, cut, hop_loads, steps
+from gradtide.schedule.packing.network import WireNetwork
+from gradtide.schedule.packing.pieces import Step, TreeGroup, cut, hop_loads, steps
 from gradtide.schedule.packing.trees import Demand
 from gradtide.schedule.packing.whole import fitting, least_ratios
 
@@ -32,7 +32,7 @@ FILLING = 0.01  # of the whole time may go into filling the pipeline; finer piec
 class SideBySide:
     """One group a unit tree, in the order of roots; each carries as many pieces as there are rounds."""
 
-    units: tuple[Group, ...]
+    units: tuple[TreeGroup, ...]
     rounds: int
     weights: tuple[int, ...]  # of each unit
     at_most_s: float  # the promise, for units of equal weight
@@ -65,7 +65,7 @@ class SideBySide:
 
 
 def side_by_side(
-    network: Network, groups: Sequence[Group], size_bytes: int, most_ops: int, owners: int
+    network: WireNetwork, groups: Sequence[TreeGroup], size_bytes: int, most_ops: int, owners: int
 ) -> SideBySide | None:
     """What promises the least time with so many ops; None where even one round takes more. 0 owners: roots are free."""
     loads, hops = hop_loads(network, list(groups)), max(len(group.up) + len(group.down) for group in groups)
@@ -87,7 +87,7 @@ def side_by_side(
 
 
 def whole_trees(
-    network: Network, demand: Demand, packing: Packing, groups: list[Group], size_bytes: int, most_ops: int
+    network: WireNetwork, demand: Demand, packing: Packing, groups: list[TreeGroup], size_bytes: int, most_ops: int
 ) -> SideBySide | None:
     """What a search for whole trees that fit the wires finds; None where it finds none."""
     hops = max(len(group.up) + len(group.down) for group in groups)
@@ -112,7 +112,7 @@ def whole_trees(
 
 
 def in_rounds(
-    network: Network, units: list[Group], size_bytes: int, most_ops: int, weights: Sequence[int] = ()
+    network: WireNetwork, units: list[TreeGroup], size_bytes: int, most_ops: int, weights: Sequence[int] = ()
 ) -> SideBySide:
     """These unit trees, in as many rounds as so many ops allow and the filling of the pipeline is worth."""
     weights = tuple(weights) or (1,) * len(units)
@@ -132,7 +132,7 @@ def _filling(moving_s: float, depth: int, latency_s: float, most_rounds: int) ->
     return filling_s / rounds, rounds
 
 
-def levels(group: Group) -> list[tuple[int, int, int, bool]]:
+def levels(group: TreeGroup) -> list[tuple[int, int, int, bool]]:
     """(level, source, target, whether it reduces) of each hop; each level's hops wait for lower ones only.
 
     A node adds up one arrival at a time, whoever is ready first.

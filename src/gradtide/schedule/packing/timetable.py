@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gradtide.schedule.packing.network import Network
-from gradtide.schedule.packing.pieces import Arc, Group, Step
+from gradtide.schedule.packing.network import WireNetwork
+from gradtide.schedule.packing.pieces import Arc, Step, TreeGroup
 
 __all__ = ["Hop", "Timetable", "timetable"]
 
@@ -59,7 +59,7 @@ class Timetable:
 
 
 def timetable(
-    network: Network, groups: Sequence[Group], counts: Sequence[int], size_bytes: float, span_s: float
+    network: WireNetwork, groups: Sequence[TreeGroup], counts: Sequence[int], size_bytes: float, span_s: float
 ) -> Timetable:
     """Sends all pieces of all groups, greedily, each group evenly over the span."""
     piece_bytes = size_bytes / sum(counts)
@@ -75,12 +75,12 @@ def timetable(
     return Timetable(clock.started, clock.now, roots)
 
 
-def _full_speed_seconds(network: Network, piece_bytes: float) -> list[float]:
+def _full_speed_seconds(network: WireNetwork, piece_bytes: float) -> list[float]:
     slowest = (network.wire_load / network.bytes_per_s[:, None]).max(axis=0)
     return [float(value) for value in slowest * piece_bytes]
 
 
-def _hops_of(network: Network, group: Group, piece: int, due_s: float, seconds: list[float]) -> list[Hop]:
+def _hops_of(network: WireNetwork, group: TreeGroup, piece: int, due_s: float, seconds: list[float]) -> list[Hop]:
     """The hops of one piece, each linked to those that wait for it."""
     arrives: dict[int, list[Hop]] = defaultdict(list)
     hops = [_hop(network, arrives, arc, piece, reduces=True) for arc in group.up]
@@ -96,7 +96,7 @@ def _hops_of(network: Network, group: Group, piece: int, due_s: float, seconds: 
     return hops
 
 
-def _hop(network: Network, arrives: dict[int, list[Hop]], arc: Arc, piece: int, *, reduces: bool) -> Hop:
+def _hop(network: WireNetwork, arrives: dict[int, list[Hop]], arc: Arc, piece: int, *, reduces: bool) -> Hop:
     source, target = arc
     before = arrives[source]
     hop = Hop(source, target, piece, reduces, int(network.arc_of[source, target]), (0.0, 0), len(before))
@@ -109,7 +109,7 @@ def _hop(network: Network, arrives: dict[int, list[Hop]], arc: Arc, piece: int, 
 class _Clock:
     """Lets hops start as wires get free."""
 
-    def __init__(self, network: Network, piece_bytes: float, seconds: list[float]) -> None:
+    def __init__(self, network: WireNetwork, piece_bytes: float, seconds: list[float]) -> None:
         self.piece_bytes, self.now = piece_bytes, 0.0
         self.latency = [float(value) for value in network.latency_s]
         used = [np.flatnonzero(column) for column in network.wire_load.T]

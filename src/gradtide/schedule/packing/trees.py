@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from gradtide.schedule.packing.network import Network
+from gradtide.schedule.packing.network import WireNetwork
 from gradtide.schedule.request import Request
 
 __all__ = ["Demand", "Trees", "demand_of", "wire_loads"]
@@ -70,7 +70,7 @@ class Trees:
         return both.only(np.array(list(first.values())))
 
 
-def demand_of(request: Request, network: Network) -> Demand:
+def demand_of(request: Request, network: WireNetwork) -> Demand:
     """Free roots for all_reduce, the asked root for broadcast and reduce, equal shares for the other two."""
     collective, shares = request.collective, np.zeros(len(network.nodes))
     if collective == "all_reduce":
@@ -83,7 +83,7 @@ def demand_of(request: Request, network: Network) -> Demand:
     return Demand(gathers=not spreads, spreads=spreads, shares=shares)
 
 
-def wire_loads(network: Network, trees: Trees) -> Floats:
+def wire_loads(network: WireNetwork, trees: Trees) -> Floats:
     """wires × trees: the bytes on each wire per byte that a tree carries."""
     nodes, parents = np.arange(len(network.nodes)), trees.parents
     arcs = np.where(trees.inward[:, None], network.arc_of[nodes, parents], network.arc_of[parents, nodes])

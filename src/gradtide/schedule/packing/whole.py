@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradtide.schedule.packing.generate import Packing
-from gradtide.schedule.packing.network import Network
-from gradtide.schedule.packing.pieces import Arc, Group, arcs_of, cut, steps
+from gradtide.schedule.packing.network import WireNetwork
+from gradtide.schedule.packing.pieces import Arc, TreeGroup, arcs_of, cut, steps
 from gradtide.schedule.packing.shallow import trees_at
 from gradtide.schedule.packing.trees import Demand, wire_loads
 
@@ -35,7 +35,7 @@ SHORTLIST = 6  # trees whose steps are counted
 HOPS = (2, 3, 4, 5, 6, 8, 16)  # an odd number: every one of them in turn and not
 
 
-def least_ratios(network: Network, packing: Packing, counts: Ints) -> Floats:
+def least_ratios(network: WireNetwork, packing: Packing, counts: Ints) -> Floats:
     """For each number of trees the least time, times the bound, that whole trees may take; infinite beyond RATIOS.
 
     At the packing's prices every tree costs at least the bound, so the wires' limits must be worth as much together.
@@ -47,14 +47,14 @@ def least_ratios(network: Network, packing: Packing, counts: Ints) -> Floats:
 
 
 def fitting(
-    network: Network, demand: Demand, packing: Packing, groups: list[Group], count: int, ratio: float
-) -> list[Group] | None:
+    network: WireNetwork, demand: Demand, packing: Packing, groups: list[TreeGroup], count: int, ratio: float
+) -> list[TreeGroup] | None:
     """So many trees with which no wire is busy for longer than ratio × bound, or None where none were found."""
     limits = _limits(network, packing, np.array(count), np.array(ratio))
     return _Search(network, demand, groups, count, limits).run()
 
 
-def _limits(network: Network, packing: Packing, counts: Ints, ratios: Floats) -> Floats:
+def _limits(network: WireNetwork, packing: Packing, counts: Ints, ratios: Floats) -> Floats:
     """How many trees each wire, along a last axis, may carry."""
     limits: Floats = np.floor((ratios * packing.bound * counts)[..., None] * network.bytes_per_s + 1e-9)
     return limits
@@ -65,7 +65,7 @@ class _Way:
     """A tree another way: what it would cost, the unit with it, and its load on the wires."""
 
     cost: float
-    unit: Group
+    unit: TreeGroup
     loads: Floats
 
 
@@ -85,7 +85,9 @@ class _Choice:
 
 
 class _Search:
-    def __init__(self, network: Network, demand: Demand, groups: list[Group], count: int, limits: Floats) -> None:
+    def __init__(
+        self, network: WireNetwork, demand: Demand, groups: list[TreeGroup], count: int, limits: Floats
+    ) -> None:
         self.network, self.demand, self.limits = network, demand, limits
         self.chance = np.random.default_rng(1)  # the same request gives the same trees
         counts = cut(groups, count, per_root=not demand.free)
@@ -93,9 +95,9 @@ class _Search:
         self.loads = np.array([self._loads(unit.up) + self._loads(unit.down) for unit in self.units])
         self.steps = np.array([steps(unit) for unit in self.units])
 
-    def run(self) -> list[Group] | None:
+    def run(self) -> list[TreeGroup] | None:
         """The units that fit and take the fewest steps of all that were met."""
-        best: tuple[tuple[int, int], list[Group]] | None = None
+        best: tuple[tuple[int, int], list[TreeGroup]] | None = None
         tries = TRIES
         while tries:
             tries -= 1
@@ -121,7 +123,7 @@ class _Search:
             if way.cost <= allowed:
                 self.units[at], self.loads[at], self.steps[at] = way.unit, way.loads, steps(way.unit)
 
-    def _ways(self, unit: Group, others: Floats, shortness: float) -> list[_Way]:
+    def _ways(self, unit: TreeGroup, others: Floats, shortness: float) -> list[_Way]:
         """Units that could stand in this one's place beside the others."""
         gathers, spreads = self.demand.gathers, self.demand.spreads
         if gathers and spreads:
@@ -140,7 +142,7 @@ class _Search:
             loads = (up.loads[:, :, None] + down.loads[:, None, :]).reshape(len(others), -1)
             excess = np.maximum(others[:, None] + loads - self.limits[:, None], 0).sum(axis=0)
             for at in np.argsort(excess, kind="stable")[:SHORTLIST].tolist():
-                found = Group(root, 0.0, up.arcs(at // len(down)), down.arcs(at % len(down)))
+                found = TreeGroup(root, 0.0, up.arcs(at // len(down)), down.arcs(at % len(down)))
                 ways.append(_Way(float(excess[at]) + shortness * steps(found), found, loads[:, at]))
         return ways
 

@@ -1,4 +1,4 @@
-"""One builder file a strategy; importing this package registers them all.
+"""One builder file per strategy; `STRATEGIES` has them all by name. Each registers itself when it is imported, below.
 
 root.py              one device aggregates
 host.py              a CPU aggregates
@@ -11,7 +11,8 @@ servers.py           parameter servers
 packed_trees.py      the trees that come closest to the lower bound
 """
 
-from gradtide.schedule.strategies import (
+from gradtide.schedule.request import STRATEGIES
+from gradtide.schedule.strategies import (  # noqa: F401
     halving_doubling,
     hierarchical,
     host,
@@ -23,4 +24,4 @@ from gradtide.schedule.strategies import (
     tree,
 )
 
-__all__ = ["halving_doubling", "hierarchical", "host", "packed_trees", "ring", "root", "servers", "sharded", "tree"]
+__all__ = ["STRATEGIES"]

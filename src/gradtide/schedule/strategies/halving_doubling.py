@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from gradtide.schedule.build.wiring import Wiring, need, wiring_of
+from gradtide.schedule.build.writer import Rounds, TreePart, assemble
 from gradtide.schedule.model import Schedule
 from gradtide.schedule.request import Request, strategy
-from gradtide.schedule.wiring import Wiring, need, wiring_of
-from gradtide.schedule.writer import Part, Rounds, assemble
 
 SEARCH_STEPS = 20_000  # about 30 ms; a DGX-1 needs 30
 
@@ -24,7 +24,7 @@ def halving_doubling(request: Request) -> Schedule:
     return assemble(request, "halving-doubling", parts)
 
 
-def _part(cube: list[int], hanging: dict[int, int], corner: int, guest: int | None = None) -> Part:
+def _part(cube: list[int], hanging: dict[int, int], corner: int, guest: int | None = None) -> TreePart:
     """The part that gathers at this corner, or at the guest who hangs there."""
     up = [tuple((rank, host) for rank, host in hanging.items() if rank != guest)]
     bit = len(cube) >> 1
@@ -37,7 +37,7 @@ def _part(cube: list[int], hanging: dict[int, int], corner: int, guest: int | No
     up += [] if guest is None else [((cube[corner], guest),)]
     rounds: Rounds = tuple(edges for edges in up if edges)
     down = tuple(tuple((dst, src) for src, dst in edges) for edges in reversed(rounds))
-    return Part(1, cube[corner] if guest is None else guest, rounds, down)
+    return TreePart(1, cube[corner] if guest is None else guest, rounds, down)
 
 
 def _place(wiring: Wiring, corners: int) -> list[int]:

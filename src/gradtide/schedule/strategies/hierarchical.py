@@ -2,11 +2,11 @@
 
 from itertools import pairwise, zip_longest
 
+from gradtide.schedule.build.shapes import away, grow, inwards, outwards, towards
+from gradtide.schedule.build.wiring import Wiring, machines_of, need, slices_for, wiring_of
+from gradtide.schedule.build.writer import Rounds, TreePart, assemble
 from gradtide.schedule.model import Schedule
 from gradtide.schedule.request import Request, strategy
-from gradtide.schedule.shapes import away, grow, inwards, outwards, towards
-from gradtide.schedule.wiring import Wiring, machines_of, need, slices_for, wiring_of
-from gradtide.schedule.writer import Part, Rounds, assemble
 
 SLICES = 4  # overlaps the work inside machines with that between them; a ring's parts are slices already
 
@@ -24,7 +24,7 @@ def hierarchical(request: Request) -> Schedule:
     return assemble(request, "hierarchical", parts * slices)
 
 
-def _part(wiring: Wiring, machines: list[list[int]], root: int, number: int) -> Part:
+def _part(wiring: Wiring, machines: list[list[int]], root: int, number: int) -> TreePart:
     """Each machine gathers the part at one device; a chain of those devices joins the machines, root's one last."""
     home = next(at for at, ranks in enumerate(machines) if root in ranks)
     place = machines[home].index(root) if number == root else number
@@ -39,7 +39,7 @@ def _part(wiring: Wiring, machines: list[list[int]], root: int, number: int) -> 
         outside.append(outwards(grow(head, order, away(wiring), len(order))))
     up = (*_side_by_side(inside), *(((a, b),) for a, b in pairwise([*heads[1:], root])))
     down = (*(((a, b),) for a, b in pairwise(heads)), *_side_by_side(outside))
-    return Part(1, root, up, down)
+    return TreePart(1, root, up, down)
 
 
 def _side_by_side(machines: list[Rounds]) -> Rounds:

@@ -6,18 +6,18 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from gradtide.schedule.bound import MOST_NODES, Packed, packed
+from gradtide.schedule.bound import MOST_NODES, NetworkPacking, packed
+from gradtide.schedule.build.wiring import need
+from gradtide.schedule.build.writer import Writer
 from gradtide.schedule.model import Collective, Kind, Schedule
 from gradtide.schedule.packing.machines import alike
-from gradtide.schedule.packing.network import Network
-from gradtide.schedule.packing.pieces import Group, cut, groups_of, hop_loads, steps
+from gradtide.schedule.packing.network import WireNetwork
+from gradtide.schedule.packing.pieces import TreeGroup, cut, groups_of, hop_loads, steps
 from gradtide.schedule.packing.shallow import flattened
 from gradtide.schedule.packing.side_by_side import SideBySide, in_rounds, side_by_side, whole_trees
 from gradtide.schedule.packing.timetable import Timetable, timetable
 from gradtide.schedule.packing.trees import demand_of
 from gradtide.schedule.request import Request, strategy
-from gradtide.schedule.wiring import need
-from gradtide.schedule.writer import Writer
 from gradtide.topology.model import NodeKind, Topology
 
 GOOD_ENOUGH = 1.03  # times the bound; then nothing else is tried
@@ -44,7 +44,7 @@ def most_ops(size_bytes: int) -> int:
     return min(MOST_OPS, max(USUAL_OPS, size_bytes // 100_000))
 
 
-def _best(request: Request, best: Packed) -> Schedule:
+def _best(request: Request, best: NetworkPacking) -> Schedule:
     """A few pieces if they are enough, else trees side by side or finer timetables, whichever is done first."""
     network, size_bytes = best.network, request.size_bytes
     machines = _alike(request, best)
@@ -81,7 +81,7 @@ def _best(request: Request, best: Packed) -> Schedule:
     return _written(request, network, min(plans, key=lambda each: each.seconds))
 
 
-def _alike(request: Request, best: Packed) -> SideBySide | None:
+def _alike(request: Request, best: NetworkPacking) -> SideBySide | None:
     """One tree for each place in a machine, where machines are alike and that keeps no wire busy for much longer."""
     network, size_bytes = best.network, request.size_bytes
     found = alike(network, request.topology) if request.collective == "all_reduce" else []
@@ -96,11 +96,11 @@ def _alike(request: Request, best: Packed) -> SideBySide | None:
     return plan
 
 
-def _busiest(network: Network, units: list[Group]) -> float:
+def _busiest(network: WireNetwork, units: list[TreeGroup]) -> float:
     return float((hop_loads(network, units) @ [unit.part for unit in units]).max())
 
 
-def _sooner(network: Network, found: list[list[Group]], size_bytes: int, ops: int) -> SideBySide:
+def _sooner(network: WireNetwork, found: list[list[TreeGroup]], size_bytes: int, ops: int) -> SideBySide:
     plans = [in_rounds(network, units, size_bytes, ops, [round(u.part * EXACT) for u in units]) for units in found]
     return min(plans, key=lambda plan: plan.seconds)
 
@@ -109,12 +109,12 @@ def _done(plans: list[SideBySide | Timetable], enough_s: float) -> bool:
     return any(plan.seconds <= enough_s for plan in plans)
 
 
-def _crosses(network: Network) -> bool:
+def _crosses(network: WireNetwork) -> bool:
     """Whether several routes share some wire."""
     return bool(((network.wire_load > 0).sum(axis=1) > 1).any())
 
 
-def _finest_that_helps(request: Request, best: Packed, slack: float, enough_s: float) -> tuple[Timetable, bool]:
+def _finest_that_helps(request: Request, best: NetworkPacking, slack: float, enough_s: float) -> tuple[Timetable, bool]:
     """The timetable from coarse to fine pieces, while that helps, and whether finer ones might do still better."""
     groups, cuts = _cuts(request, slack)
     plan = timetable(best.network, groups, cuts[0], request.size_bytes, enough_s)
@@ -130,7 +130,7 @@ def _finest_that_helps(request: Request, best: Packed, slack: float, enough_s: f
     return plan, True
 
 
-def _waits(network: Network, groups: list[Group]) -> NDArray[np.float64]:
+def _waits(network: WireNetwork, groups: list[TreeGroup]) -> NDArray[np.float64]:
     """wires × groups: how long a piece's latencies keep each wire waiting, where several arcs take turns on it."""
     shared = (network.wire_load > 0).sum(axis=1) > 1
     slow = replace(network, wire_load=network.wire_load * network.latency_s, bytes_per_s=np.ones(len(shared)))
@@ -138,7 +138,7 @@ def _waits(network: Network, groups: list[Group]) -> NDArray[np.float64]:
     return waits
 
 
-def _cuts(request: Request, slack: float) -> tuple[list[Group], list[list[int]]]:
+def _cuts(request: Request, slack: float) -> tuple[list[TreeGroup], list[list[int]]]:
     ops = most_ops(request.size_bytes)
     return _cuts_of(request.topology, request.devices, request.collective, request.root, slack, ops)
 
@@ -146,7 +146,7 @@ def _cuts(request: Request, slack: float) -> tuple[list[Group], list[list[int]]]
 @lru_cache(maxsize=32)
 def _cuts_of(
     topology: Topology, devices: tuple[str, ...], collective: Collective, root: int, slack: float, ops: int
-) -> tuple[list[Group], list[list[int]]]:
+) -> tuple[list[TreeGroup], list[list[int]]]:
     """Groups, and how many pieces of each to try, from coarse to fine: the numbers that promise the least time."""
     request = Request(topology, devices, 1, collective, root)
     best = packed(request)
@@ -172,7 +172,7 @@ def _cuts_of(
     return groups, even + finer
 
 
-def _written(request: Request, network: Network, plan: SideBySide | Timetable) -> Schedule:
+def _written(request: Request, network: WireNetwork, plan: SideBySide | Timetable) -> Schedule:
     moves, roots = plan.steps(), plan.roots
     helpers = sorted({node for move in moves for node in (move.source, move.target) if node >= network.devices})
     rank = {node: node for node in range(network.devices)}

@@ -1,11 +1,11 @@
 """ring, ring-both-ways, rings-one-way, rings: parts travel round one ring, or round as many as the links give."""
 
+from gradtide.schedule.build.rings import Ring, find_rings, integer_weights, ring_width, widest_ring
+from gradtide.schedule.build.shapes import chain_parts
+from gradtide.schedule.build.wiring import Wiring, need, slices_for, wiring_of
+from gradtide.schedule.build.writer import assemble
 from gradtide.schedule.model import Schedule
 from gradtide.schedule.request import Request, strategy
-from gradtide.schedule.rings import Ring, find_rings, integer_weights, ring_width, widest_ring
-from gradtide.schedule.shapes import chain_parts
-from gradtide.schedule.wiring import Wiring, need, slices_for, wiring_of
-from gradtide.schedule.writer import assemble
 
 NO_RING = "the links between these devices form no ring"
 

@@ -10,11 +10,11 @@ Servers are the CPUs of machines without an asked device; where there are none, 
 
 from collections.abc import Sequence
 
+from gradtide.schedule.build.shapes import Edge, away, grow, inwards, outwards, towards
+from gradtide.schedule.build.wiring import Wiring, hosts_of, machines_of, need, wiring_of
+from gradtide.schedule.build.writer import TreePart, assemble
 from gradtide.schedule.model import Schedule
 from gradtide.schedule.request import Request, strategy
-from gradtide.schedule.shapes import Edge, away, grow, inwards, outwards, towards
-from gradtide.schedule.wiring import Wiring, hosts_of, machines_of, need, wiring_of
-from gradtide.schedule.writer import Part, assemble
 
 
 @strategy("servers")
@@ -35,7 +35,7 @@ def servers(request: Request) -> Schedule:
     return assemble(request, "servers", parts, helpers)
 
 
-def _part(wiring: Wiring, machines: list[list[int]], cpus: Sequence[int], server: int, piece: int) -> Part:
+def _part(wiring: Wiring, machines: list[list[int]], cpus: Sequence[int], server: int, piece: int) -> TreePart:
     """One server's key range, a piece of it aggregated by each GPU of a machine."""
     in_trees: list[Edge] = []
     out_trees: list[Edge] = []
@@ -48,4 +48,4 @@ def _part(wiring: Wiring, machines: list[list[int]], cpus: Sequence[int], server
         order = [*ranks[at:], *ranks[:at]]
         in_trees += [(cpu, head), *grow(head, order, towards(wiring), len(order))]
         out_trees += [(cpu, head), *grow(head, order, away(wiring), len(order))]
-    return Part(1, server, inwards([*hub, *in_trees]), outwards([*hub, *out_trees]))
+    return TreePart(1, server, inwards([*hub, *in_trees]), outwards([*hub, *out_trees]))

@@ -1,19 +1,10 @@
 """tree and double-tree: gather up a tree, spread down it. Few steps, so the best for small buffers."""
 
+from gradtide.schedule.build.shapes import Edge, away, grow, grow_by_machine, grow_doubling, inwards, outwards, towards
+from gradtide.schedule.build.wiring import Wiring, machines_of, need, slices_for, wiring_of
+from gradtide.schedule.build.writer import TreePart, assemble, part_roots
 from gradtide.schedule.model import Schedule
 from gradtide.schedule.request import Request, strategy
-from gradtide.schedule.shapes import (
-    Edge,
-    away,
-    grow,
-    grow_by_machine,
-    grow_doubling,
-    inwards,
-    outwards,
-    towards,
-)
-from gradtide.schedule.wiring import Wiring, machines_of, need, slices_for, wiring_of
-from gradtide.schedule.writer import Part, assemble, part_roots
 
 
 @strategy("tree")
@@ -28,7 +19,7 @@ def tree(request: Request) -> Schedule:
         limb, *fanout = (grow, 2) if slices > 1 else (grow_doubling,)
         up = grow_by_machine(root, machines, towards(wiring), limb, *fanout)
         down = _spread(request, wiring, root, flat=slices == 1)
-        parts += [Part(1, root, inwards(up), outwards(down))] * slices
+        parts += [TreePart(1, root, inwards(up), outwards(down))] * slices
     return assemble(request, "tree", parts)
 
 
@@ -42,7 +33,7 @@ def double_tree(request: Request) -> Schedule:
     for channel, groups in enumerate((machines, [ranks[::-1] for ranks in reversed(machines)])):
         root = groups[0][0] if request.collective == "all_reduce" else request.root
         up, down = (grow_by_machine(root, groups, near(wiring), grow, 2) for near in (towards, away))
-        parts += [Part(1, root, inwards(up), outwards(down), channel)] * slices
+        parts += [TreePart(1, root, inwards(up), outwards(down), channel)] * slices
     return assemble(request, "double-tree", parts)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gradtide.errors import TopologyError
-from gradtide.topology.formats.pcie_tree import DISTANCES, Member, pcie_tree
+from gradtide.topology.formats.pcie_tree import DISTANCES, PcieLeaf, pcie_tree
 from gradtide.topology.model import Link, Node, NodeKind, Topology
-from gradtide.topology.rates import NVLINK_S, Rates
+from gradtide.topology.rates import NVLINK_S, WireRates
 from gradtide.topology.validate import check
 from gradtide.topology.wording import nearest, shown
 
@@ -42,14 +42,14 @@ def looks_like_nvidia_smi(text: str) -> bool:
 
 
 def parse_nvidia_smi(
-    text: str, origin: str, name: str, rates: Rates | None = None, pcie: bool = True, nvswitch: bool | None = None
+    text: str, origin: str, name: str, rates: WireRates | None = None, pcie: bool = True, nvswitch: bool | None = None
 ) -> Topology:
     """The machine as a checked topology: gpu0, gpu1, …, NICs, switches and CPUs.
 
     `pcie=False` leaves only NVLinks. `nvswitch` says whether the NVLinks lead to a switch; None decides by their
     number: no GPU has more than 18, so NV18 to each of seven peers must be the same 18.
     """
-    rates = rates or Rates()
+    rates = rates or WireRates()
     matrix = parse_matrix(text, origin)
     gpus = [n for n in matrix.names if GPU.fullmatch(n)]
     links, switches = _nvlinks(matrix, gpus, rates, nvswitch)
@@ -57,7 +57,7 @@ def parse_nvidia_smi(
     nodes += [Node(n, NodeKind.SWITCH, "host0") for n in switches]
     if pcie:
         nics = [n for n in matrix.names if n not in gpus]
-        members = [Member(n, _label(n), matrix.affinity.get(n, "")) for n in matrix.names]
+        members = [PcieLeaf(n, _label(n), matrix.affinity.get(n, "")) for n in matrix.names]
         tree_nodes, tree_links = pcie_tree(members, matrix.codes, rates)
         wired = {link.source for link in tree_links}
         nodes += [Node(n, NodeKind.NIC, "host0") for n in nics if n in wired]
@@ -144,7 +144,7 @@ def _label(name: str) -> str:
     return name.lower() if GPU.fullmatch(name) else name
 
 
-def _nvlinks(matrix: Matrix, gpus: list[str], rates: Rates, nvswitch: bool | None) -> tuple[list[Link], list[str]]:
+def _nvlinks(matrix: Matrix, gpus: list[str], rates: WireRates, nvswitch: bool | None) -> tuple[list[Link], list[str]]:
     """The NVLinks, and the switch they lead to if they do."""
     counts = {(a, b): int(c[2:]) for (a, b), c in matrix.codes.items() if c.startswith("NV") and c != "NV0"}
     totals, most = dict.fromkeys(gpus, 0), dict.fromkeys(gpus, 0)

@@ -4,16 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradtide.topology.model import Link, Node, NodeKind
-from gradtide.topology.rates import PCIE_S, QPI_S, Rates
+from gradtide.topology.rates import PCIE_S, QPI_S, WireRates
 
-__all__ = ["DISTANCES", "Member", "pcie_tree"]
+__all__ = ["DISTANCES", "PcieLeaf", "pcie_tree"]
 
 DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far
 Codes = Mapping[tuple[str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PcieLeaf:
     """A leaf of the tree: a GPU or a NIC."""
 
     name: str  # in the matrix
@@ -21,10 +21,10 @@ class Member:
     cpus: str  # its CPU affinity, or nothing
 
 
-Group = tuple[Member, ...]
+Group = tuple[PcieLeaf, ...]
 
 
-def pcie_tree(members: Sequence[Member], codes: Codes, rates: Rates) -> tuple[list[Node], list[Link]]:
+def pcie_tree(members: Sequence[PcieLeaf], codes: Codes, rates: WireRates) -> tuple[list[Node], list[Link]]:
     """Nodes and links above the leaves. A leaf with neither a PCIe distance nor a CPU affinity is left out.
 
     NV# hides the PCIe distance of a pair. Two such leaves go to one CPU if they have the same affinity (or none is
@@ -45,7 +45,7 @@ def pcie_tree(members: Sequence[Member], codes: Codes, rates: Rates) -> tuple[li
 class _Builder:
     """Grows the tree downwards: host bridges, then switches of switches, then switches, then leaves."""
 
-    def __init__(self, codes: Codes, rates: Rates) -> None:
+    def __init__(self, codes: Codes, rates: WireRates) -> None:
         self.nodes: list[Node] = []
         self.links: list[Link] = []
         self._codes, self._rates, self._switches, self._bridges = codes, rates, 0, 0
@@ -87,7 +87,7 @@ class _Builder:
         return _merged(group, lambda a, b: self._codes[a.name, b.name] in near)
 
 
-def _sockets(members: Sequence[Member], codes: Codes) -> list[Group]:
+def _sockets(members: Sequence[PcieLeaf], codes: Codes) -> list[Group]:
     """One group a CPU: what is NODE or nearer, then the pairs whose distance NV# hides."""
     near = DISTANCES[: DISTANCES.index("NODE") + 1]
     groups = _merged(tuple(members), lambda a, b: codes[a.name, b.name] in near)
@@ -106,9 +106,9 @@ def _sockets(members: Sequence[Member], codes: Codes) -> list[Group]:
     return joined
 
 
-def _merged(members: Group, near: Callable[[Member, Member], bool]) -> list[Group]:
+def _merged(members: Group, near: Callable[[PcieLeaf, PcieLeaf], bool]) -> list[Group]:
     """The classes of "a chain of near pairs leads from one to the other", in the order of their first members."""
-    groups: list[list[Member]] = []
+    groups: list[list[PcieLeaf]] = []
     for member in members:
         touching = [g for g in groups if any(near(member, other) for other in g)]
         home = [m for g in touching for m in g] + [member]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from gradtide.errors import TopologyError
-from gradtide.topology.formats.toml_lines import Lines
+from gradtide.topology.formats.toml_lines import TomlLines
 from gradtide.topology.model import Link, Node, NodeKind, Topology
 from gradtide.topology.units import format_bytes_per_s, format_seconds, parse_bytes_per_s, parse_seconds
 from gradtide.topology.validate import faults
@@ -24,7 +24,7 @@ MOST_WIRES = 1_000_000  # side by side in one link; beyond that it is a typo
 
 def parse_toml(text: str, origin: str, default_name: str) -> Topology:
     """The topology that this text describes, checked; `origin` is what errors call the file."""
-    return _Reader(origin, Lines(text)).read(_load(text, origin), default_name)
+    return _Reader(origin, TomlLines(text)).read(_load(text, origin), default_name)
 
 
 def _load(text: str, origin: str) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class _Place:
 class _Reader:
     """Turns tables into nodes and links, and faults into errors with their place."""
 
-    def __init__(self, origin: str, lines: Lines) -> None:
+    def __init__(self, origin: str, lines: TomlLines) -> None:
         self.origin, self.lines = origin, lines
 
     def read(self, raw: dict[str, Any], default_name: str) -> Topology:

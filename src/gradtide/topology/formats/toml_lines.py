@@ -2,13 +2,13 @@
 
 import re
 
-__all__ = ["Lines"]
+__all__ = ["TomlLines"]
 
 HEADER = re.compile(r"\s*\[\[?\s*[\"']?([\w-]+)[\"']?\s*\]\]?")
 KEY = re.compile(r"\s*[\"']?([^\s\"'=\[\]#]+)[\"']?\s*=")
 
 
-class Lines:
+class TomlLines:
     """Finds the line of a field by counting [[table]] headers above it."""
 
     def __init__(self, text: str) -> None:

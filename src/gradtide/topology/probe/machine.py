@@ -10,13 +10,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import combinations, permutations
 from pathlib import Path
-from types import TracebackType
 
 from gradtide.errors import TopologyError
 from gradtide.topology.model import Topology
 from gradtide.topology.probe.fit import Fit, build_topology, fit_link, measure_link
 
-__all__ = ["MOST_PROCESSES", "Crew", "probe_machine"]
+__all__ = ["MOST_PROCESSES", "ProbeCrew", "probe_machine"]
 
 MOST_PROCESSES = 16
 CHILD = Path(__file__).with_name("child.py")
@@ -35,7 +34,7 @@ def probe_fits(processes: int, budget_s: float, wait_s: float) -> dict[tuple[str
     """What was fitted for each ordered pair."""
     names = _names(processes)
     pairs = list(permutations(range(processes), 2))
-    with Crew(processes, wait_s) as crew:
+    with ProbeCrew(processes, wait_s) as crew:
         return {(names[a], names[b]): _fit(crew, a, b, budget_s / len(pairs)) for a, b in pairs}
 
 
@@ -45,7 +44,7 @@ def _names(processes: int) -> list[str]:
     return [f"process{i}" for i in range(processes)]
 
 
-def _fit(crew: "Crew", a: int, b: int, budget_s: float) -> Fit:
+def _fit(crew: "ProbeCrew", a: int, b: int, budget_s: float) -> Fit:
     """A transfer is timed until its one-byte answer is back; half of a one-byte ping is the answer's share."""
     crew.transfer(a, b, 1, 5)  # wakes both
     answer_s = sorted(crew.transfer(a, b, 1, 15))[7] / 2
@@ -61,7 +60,7 @@ class _Member:
     orders: socket.socket
 
 
-class Crew:
+class ProbeCrew:
     """Processes that send each other bytes on demand. Leaving the block ends every one of them.
 
     A child that loses the socket on which it gets its orders ends by itself, so none outlives a killed parent.
@@ -71,7 +70,7 @@ class Crew:
         self._count, self._wait_s = count, wait_s
         self._members: list[_Member] = []
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "ProbeCrew":
         try:
             with _wired(self._count) as ends:
                 for index in range(self._count):
@@ -83,7 +82,7 @@ class Crew:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end()
 
     def transfer(self, source: int, target: int, size_bytes: int, times: int) -> list[float]:

@@ -1,22 +1,30 @@
 """fit's run as one worker of a job: the same loop, with our part of every batch and one model for all workers."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 
 import torch
 from torch import nn
 
 from gradtide.errors import ConfigError, RolledBack
+from gradtide.even_share import even_share
 from gradtide.events import Emit, Event, ParametersUpdated
-from gradtide.parallel import DataParallel, Device, DevicePool, Shard, shard, split_batch, train_part
-from gradtide.parallel.step import BatchResult, LossFn, spread_parameters
+from gradtide.parallel import Device, DeviceBatch, DevicePool, shard, train_part
+from gradtide.parallel.devices.losses import Loss
+from gradtide.parallel.devices.step import BatchResult, spread_parameters
 from gradtide.store import Store
+from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync import Job, Servers
-from gradtide.train.evaluate import Evaluation, evaluate_replicas
+from gradtide.sync.choose import Wishes
+from gradtide.sync.synchroniser import Synchroniser
+from gradtide.sync.trained import find_trained, has_stepped
+from gradtide.train.evaluation import Evaluation, evaluate_replicas
 from gradtide.train.keeper import Keeper
 from gradtide.train.loop import Run
+from gradtide.train.optimizers import Optimizers
 from gradtide.train.position import Position
-from gradtide.train.source import Batch, Source, read_ahead
+from gradtide.train.source import Batch, BatchSource, read_ahead
 
 __all__ = ["RunTogether"]
 
@@ -24,7 +32,7 @@ __all__ = ["RunTogether"]
 class RunTogether(Run):
     """The first replica is the one that the job knows; the others follow it."""
 
-    model: DataParallel
+    synchroniser: Synchroniser
 
     def __init__(
         self,
@@ -32,7 +40,7 @@ class RunTogether(Run):
         model: nn.Module,
         devices: Sequence[Device],
         pool: DevicePool,
-        loss_fn: LossFn,
+        loss: Loss,
         strategy: str,
         sync_batch_norm: bool,
         seed: int,
@@ -45,36 +53,49 @@ class RunTogether(Run):
         self._seed, own_seed = seed, seed * self._job.size + self._job.rank  # workers draw different random numbers
         self._lost = False  # whether the servers have lost something that was not seen to yet
         self._before = 0  # batches before this epoch
-        super().__init__(model, devices, pool, loss_fn, strategy, False, own_seed)
+        super().__init__(model, devices, pool, loss, strategy, False, own_seed)
 
-    def start(self, make: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
-        first = self.replicas[0].module
-        self.optimizers = [make(first)]
+    def start(self, made_by: Optimizers, keeper: Keeper) -> None:
+        first, self.made_by = self.replicas[0].module, made_by
+        self.optimizers = [keeper.load_optimizer(made_by.make(first))]
+        if isinstance(self._sync, Servers) and is_elementwise(self.optimizers[0]) and has_stepped(self.optimizers[0]):
+            raise ConfigError(
+                f"{type(self.optimizers[0]).__name__} has state of earlier steps, but servers that step begin without; "
+                "give fit a new optimizer, or train without servers"
+            )
         emit = self._emit if len(self.replicas) == 1 else _until_spread(self._emit)
-        self.model = DataParallel(first, self.optimizers[0], self._sync, job=self._job, emit=emit)
+        trained = find_trained(first, self.optimizers[0])
+        sync = self._sync
+        if isinstance(sync, Servers) and keeper.resumed is not None:  # they began with a checkpoint, and so do we
+            sync = replace(sync, resume=True)
+        self.synchroniser = Synchroniser(trained, self._job, Wishes(sync), emit)
         spread_parameters(self.replicas, self.pool)
 
+    def finish(self) -> None:
+        self.synchroniser.finish()
+
     def close(self) -> None:
-        self.model.close()
+        self.synchroniser.close()
 
     @property
     def has_model(self) -> bool:
-        return not self.model.servers_step
+        return not self.synchroniser.way.servers_step
 
     @property
     def store(self) -> Store | None:
-        return self.model.store
+        return self.synchroniser.way.store
 
     def _begin(self, at: Position) -> None:
-        if isinstance(self._sync, Servers):  # whose rounds before the checkpoint the position has counted already
+        if not self.synchroniser.way.is_collective:  # the position has counted the rounds before the checkpoint
             self._job.behind = max(0, self._job.behind - at.step)
 
     def _go_on_after_loss(self, at: Position, keeper: Keeper, error: RolledBack) -> Position:
         """The servers began again with a checkpoint: with all shards, so this worker does too; or with some, so it only
         takes what is there now."""
-        assert self.model.store is not None
-        rewound = self.model.store.rewind()
+        assert self.store is not None
+        rewound = self.store.rewind()
         self._lost = True
+        self.made_by.forget()
         if rewound is not None:
             return keeper.go_back(self, rewound.folder)
         self.resumed_random = torch.get_rng_state()
@@ -82,58 +103,72 @@ class RunTogether(Run):
 
     def _catch_up(self) -> None:
         if self._lost:
-            self.model.begin_again()
+            self.synchroniser.begin_again()
             spread_parameters(self.replicas, self.pool)
             self._lost = False
 
-    def _shards(self, source: Source, at: Position) -> Iterator[list[Shard]]:
+    def _shards(self, source: BatchSource, at: Position) -> Iterator[list[DeviceBatch]]:
         """Whole batches are read ahead, and cut here: when a worker dies, `shard` cuts for those who are left."""
-        devices = [replica.device for replica in self.replicas]
-        batches = read_ahead(self._read(lambda epoch: _alike(source.read(epoch), self._seed * 1_000_003 + epoch), at))
+        whole = self._read(lambda epoch: _alike(source.read(epoch), self._seed * 1_000_003 + epoch), at)
+        batches = read_ahead(self._checked(batch) for batch in whole)
         self._before, begun = self._job.batches, at.in_epoch
-        for batch in shard(batches, job=self._job):
+        # Over servers nobody waits for others just to compare batches.
+        for batch in shard(batches, check=self.synchroniser.way.is_collective, job=self._job):
             # Batches that were done without this worker count, and one whose step was lost counts once.
             missed = begun + self._job.batches - self._before - 1 - at.in_epoch
             at.in_epoch, at.step = at.in_epoch + missed, at.step + missed
-            yield split_batch(batch, devices)
+            assert self._job.share is not None
+            shards = self._split(batch, self._job.share.of)
+            yield shards if self._job.share.samples else [replace(part, weight=0.0) for part in shards]
         if at.in_epoch == begun:
             at.step += self._job.batches - self._before
+
+    def _checked(self, batch: Batch) -> Batch:
+        """A part may have nothing to learn from, but not the whole batch."""
+        if self.loss.terms.count is not None:
+            self.loss.refuse_nothing(self.loss.count(batch[1]))
+        return batch
 
     def _missed(self) -> bool:
         """A worker that is started again comes to epochs that the others have done without it."""
         return self._job.batches > self._before
 
-    def _step(self, shards: list[Shard], emit: Emit) -> BatchResult:
+    def _step(self, shards: list[DeviceBatch], emit: Emit) -> BatchResult:
         result = train_part(
-            self.replicas, self.model, shards, self.loss_fn, self.pool, self.strategy, self.randomness, emit
+            self.replicas, self.synchroniser, shards, self.loss, self.pool, self.strategy, self.randomness, emit
         )
-        if self._job.share is not None and self._job.share.samples == 0:  # it computed with one that counts nothing
-            return BatchResult(result.loss, None if result.correct is None else 0, 0)
+        # It computed with a sample that counts nothing, or its step was lost with a worker and comes again.
+        if self._job.undone or (self._job.share is not None and self._job.share.samples == 0):
+            return BatchResult(result.loss, None if result.correct is None else 0, 0, 0.0)
         return result
 
     def _gather(self, seen: Evaluation) -> Evaluation:
         """Over servers nobody waits for others just to know: there each worker tells what it has seen itself."""
-        if isinstance(self._sync, Servers):
+        if not self.synchroniser.way.is_collective:
             return seen
-        return self.model.together(lambda: self._sum(seen), lambda: seen)
+        return self.synchroniser.together(lambda: self._sum(seen), lambda: seen)
 
     def _sum(self, seen: Evaluation) -> Evaluation:
-        if self._job.group is None:  # the last of its job
+        if self._job.size == 1:  # the last of its job
             return seen
-        counts = seen.samples > 0
-        loss, correct = (value * seen.samples if counts else 0.0 for value in (seen.loss, seen.accuracy or 0.0))
-        sums = torch.tensor([loss, round(correct), seen.samples, seen.accuracy is None], dtype=torch.float64)
-        self._job.group.all_reduce(sums)
-        summed, right, samples, without = sums.tolist()
-        return Evaluation.of(summed, None if without else int(right), int(samples))
+        loss = seen.loss * seen.terms if seen.terms else 0.0
+        correct = round((seen.accuracy or 0.0) * seen.samples) if seen.samples else 0
+        sums = torch.tensor([loss, seen.terms, correct, seen.samples, seen.accuracy is None], dtype=torch.float64)
+        summed, terms, right, samples, without = self.synchroniser.way.add_up(sums).tolist()
+        return Evaluation.of(summed, terms, None if without else int(right), int(samples))
 
-    def _evaluate(self, tests: Source) -> Evaluation | None:
-        """Each worker its part; over servers worker 0 alone, and nobody waits for it who need not."""
-        if isinstance(self._sync, Servers):
-            return super()._evaluate(tests) if self._job.rank == 0 else None
-        part = Source(lambda epoch: _part(tests.read(epoch), self._job), tests.batch_size, tests.batches)
-        own = evaluate_replicas(self.replicas, part, self.loss_fn, self.pool)
-        return self.model.together(lambda: self._sum(own), lambda: super(RunTogether, self)._evaluate(tests))
+    def _evaluate(self, tests: BatchSource) -> Evaluation | None:
+        """Each worker its part; over servers the first of the last step alone, and nobody waits for it."""
+        if not self.synchroniser.way.is_collective:
+            return super()._evaluate(tests) if self.synchroniser.way.led else None
+        own = evaluate_replicas(self.replicas, tests, self.loss, self.pool, self._split_own)
+        return self.synchroniser.together(lambda: self._sum(own), lambda: super(RunTogether, self)._evaluate(tests))
+
+    def _split_own(self, batch: Batch) -> list[DeviceBatch]:
+        """Our part of a batch of the test data; nothing if it is that small."""
+        inputs, targets = batch
+        begin, end = even_share(len(inputs), self._job.rank, self._job.size)
+        return self._split((inputs[begin:end], targets[begin:end]), len(inputs)) if begin < end else []
 
 
 def _until_spread(emit: Emit) -> Emit:
@@ -153,10 +188,3 @@ def _alike(batches: Iterable[Batch], seed: int) -> Iterator[Batch]:
         iterator = iter(batches)
         first = list(islice(iterator, 1))
     return chain(first, iterator)
-
-
-def _part(batches: Iterable[Batch], job: Job) -> Iterator[Batch]:
-    for inputs, targets in batches:
-        begin, end = (len(inputs) * rank // job.size for rank in (job.rank, job.rank + 1))
-        if begin < end:
-            yield inputs[begin:end], targets[begin:end]

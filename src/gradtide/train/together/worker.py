@@ -19,16 +19,9 @@ def main(argument: str) -> None:
     sync = Servers(settings.sync) if settings.over_servers else settings.sync
     train, test = settings.load()
     try:
-        fit(
-            build_model(settings.model, settings.fit["seed"]),
-            train,
-            test_data=test,
-            devices=settings.devices,
-            sync=sync,
-            checkpoints=settings.keeping(),
-            emit=log.observe,
-            **settings.fit,
-        )
+        model, keeping = build_model(settings.model, settings.fit["seed"]), settings.keeping()
+        given = {"devices": settings.devices, "sync": sync, "checkpoints": keeping, **settings.fit}
+        fit(model, train, test_data=test, emit=log.observe, **given)
     finally:
         log.close()
 

@@ -1,0 +1,13 @@
+"""`gradtide bench …`: gradtide beside its peers, in one run; one file a command.
+
+app.py         puts the commands together
+common.py      what all of them do: where figures go, what is said meanwhile and in the end
+train.py       devices of one process, or workers, against PyTorch alone and DDP
+overlap.py     two hosts of which the wire is slow
+allreduce.py   collectives against Gloo and MPI
+store.py       push_pull against a bare pair of sockets, Redis and Ray
+recovery.py    from a kill to the next step
+checkpoint.py  how much a checkpoint slows a worker
+staleness.py   time to accuracy when workers are not equally fast
+launch.py      how soon workers are ready
+"""

@@ -1,0 +1,18 @@
+"""Puts the benchmarks' commands together."""
+
+import typer
+
+from gradtide.cli.bench.allreduce import allreduce
+from gradtide.cli.bench.checkpoint import checkpoint
+from gradtide.cli.bench.launch import launch
+from gradtide.cli.bench.overlap import overlap
+from gradtide.cli.bench.recovery import recovery
+from gradtide.cli.bench.staleness import staleness
+from gradtide.cli.bench.store import store
+from gradtide.cli.bench.train import train
+
+__all__ = ["bench"]
+
+bench = typer.Typer(help="Measure gradtide beside its peers, interleaved in one run.", no_args_is_help=True)
+for command in (overlap, train, allreduce, store, recovery, checkpoint, staleness, launch):
+    bench.command()(command)

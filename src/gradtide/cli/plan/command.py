@@ -1,0 +1,112 @@
+"""gradtide plan: which synchronisation is best on these links, and why.
+
+Its options are argparse's: the other commands' library loads pydantic for any option at all, a fifth of the second in
+which a plan should be there.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gradtide.errors import ConfigError, OutputError, ScheduleError
+
+if TYPE_CHECKING:
+    from gradtide.schedule.model import Schedule
+    from gradtide.schedule.plan import Plan
+
+__all__ = ["SUMMARY", "plan"]
+
+SUMMARY = "Choose, prove and predict the best synchronisation for a topology."
+OPTIONS: tuple[tuple[str, type, str], ...] = (
+    ("--size", str, "Bytes to synchronise: 160MB, 4KiB, …"),
+    ("--collective", str, "all_reduce (if left out), reduce_scatter, all_gather, broadcast or reduce."),
+    ("--devices", str, "Only these devices: gpu1,gpu2,gpu3."),
+    ("--root", str, "Where broadcast starts and reduce ends; the first device if left out."),
+    ("--json", bool, "Print the table as JSON."),
+    ("--draw", Path, "Draw the winner's traffic on the links: plan.svg."),
+    ("--timeline", Path, "Write the winner's run for Perfetto: trace.json."),
+    ("--schedule", Path, "Save the winner's schedule: schedule.json."),
+    ("--rival", Path, "Prove and compare this schedule too: mine.json."),
+    ("--sizes", str, "Show which strategy wins from which size on: 4KB..1GB."),
+    ("--output", Path, "With --sizes: draw the times over sizes, sizes.png."),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"plan: {message}; see gradtide plan --help")
+
+
+def _parser() -> _Parser:
+    parser = _Parser("gradtide plan", description=SUMMARY, allow_abbrev=False)
+    parser.add_argument("topology", help="A preset (see `gradtide topology list`) or a file.")
+    for name, kind, text in OPTIONS:
+        if kind is bool:
+            parser.add_argument(name, action="store_true", help=text)
+        else:
+            parser.add_argument(name, type=kind, help=text, metavar="FILE" if kind is Path else "TEXT")
+    return parser
+
+
+def plan(arguments: Sequence[str]) -> None:
+    """The command, with the words that follow `gradtide plan`."""
+    asked = _parser().parse_args(arguments)
+    if bool(asked.size) == bool(asked.sizes):
+        raise ConfigError("plan needs either --size, as 160MB, or --sizes, as 4KB..1GB")
+    if asked.output and not asked.sizes:
+        raise ConfigError("--output is the plot of --sizes; --draw draws the traffic of one size")
+    if asked.sizes and (asked.draw or asked.timeline or asked.schedule or asked.rival):
+        raise ConfigError("--draw, --timeline, --schedule and --rival go with one size; give --size, not --sizes")
+    devices = [name.strip() for name in asked.devices.split(",")] if asked.devices else None
+    among = (asked.collective or "all_reduce", devices, asked.root or None)
+    if asked.sizes:
+        from gradtide.cli.plan.sizes import show_sizes
+
+        show_sizes(asked.topology, asked.sizes, among, asked.json, asked.output)
+        return
+    found = _find(asked.topology, asked.size, among, asked.rival)
+    _print(found, as_json=asked.json)
+    if asked.draw:
+        found.draw(asked.draw)
+    if asked.timeline:
+        found.timeline(asked.timeline)
+    if asked.schedule:
+        _save(found, asked.schedule)
+
+
+def _find(topology: str, size: str, asked: tuple[Any, ...], rival: Path | None) -> "Plan":
+    from gradtide.schedule.plan import plan as find_plan
+
+    collective, devices, root = asked
+    rivals = [_read_schedule(rival)] if rival else []
+    return find_plan(topology, size, collective, devices, root=root, rivals=rivals)
+
+
+def _read_schedule(path: Path) -> "Schedule":
+    """The schedule in a file, under the file's name: so that errors and the table say where it came from."""
+    from dataclasses import replace
+
+    from gradtide.schedule.serialize import MAX_JSON_BYTES, schedule_from_json
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_JSON_BYTES + 1)  # no more than that, however large the file is
+    except OSError as error:
+        raise ScheduleError(f"can't read a schedule from {path}: {error.strerror}") from None
+    return replace(schedule_from_json(data, str(path)), name=path.name)
+
+
+def _print(found: "Plan", *, as_json: bool) -> None:
+    from gradtide.cli.plan.table import json_text, table_text
+
+    print(json_text(found) if as_json else table_text(found))
+
+
+def _save(found: "Plan", path: Path) -> None:
+    from gradtide.schedule.serialize import schedule_to_json
+
+    try:
+        path.write_text(schedule_to_json(found.best.schedule), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"can't write the schedule to {path}: {error.strerror}; name another file") from None

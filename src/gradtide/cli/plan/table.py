@@ -1,0 +1,43 @@
+"""What gradtide plan prints: the table, or the same as JSON."""
+
+import json
+
+from gradtide.cli.table import BOLD, DIM, GREEN, styled, table_lines
+from gradtide.schedule.explain import short_seconds, short_size
+from gradtide.schedule.plan import Plan
+
+__all__ = ["json_text", "table_text"]
+
+HEADS = ("strategy", "time", "bandwidth", "× bound", "busiest link", "on the wire", "steps")
+
+
+def json_text(found: Plan) -> str:
+    request = found.request
+    fields = ("name", "seconds", "bandwidth_seconds", "ratio", "busiest_link", "wire_bytes", "steps")
+    data = {
+        "topology": request.topology.name,
+        "collective": request.collective,
+        "size_bytes": request.size_bytes,
+        "devices": request.devices,
+        "bound_seconds": found.bound_seconds,
+        "strategies": [{name: getattr(row, name) for name in fields} for row in found.table],
+        "skipped": [{"name": name, "reason": reason} for name, reason in found.skipped.items()],
+        "why": found.explain(),
+    }
+    return json.dumps(data, indent=2)
+
+
+def table_text(found: Plan) -> str:
+    """The winner first, the bound last, and below them why. A line that is too long is the terminal's to wrap."""
+    lines = table_lines(HEADS, _cells(found))
+    lines = [styled(BOLD, lines[0]), styled(GREEN, lines[1]), *lines[2:-1], styled(DIM, lines[-1])]
+    skipped = [styled(DIM, f"{name} does not apply: {reason}.") for name, reason in found.skipped.items()]
+    return "\n".join([styled(BOLD, found.title), *lines, "", found.explain(), *skipped])
+
+
+def _cells(found: Plan) -> list[tuple[str, ...]]:
+    cells: list[tuple[str, ...]] = []
+    for row in found.table:
+        times = (short_seconds(row.seconds), short_seconds(row.bandwidth_seconds), f"{row.ratio:.3f}")
+        cells.append((row.name, *times, row.busiest_link, short_size(row.wire_bytes), str(row.steps)))
+    return [*cells, ("lower bound", "", short_seconds(found.bound_seconds), "1.000", "", "", "")]

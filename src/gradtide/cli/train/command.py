@@ -1,0 +1,229 @@
+"""`gradtide train`: trains a model on several devices, shows it live, and keeps what it saw."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradtide.cli.table import print_table
+from gradtide.cli.train.keeping import before_resuming, check_keeping, plan_keeping, tell_failure
+from gradtide.errors import ConfigError
+from gradtide.events import BatchDone, EpochDone, Event
+
+if TYPE_CHECKING:
+    from gradtide.train.meter import Totals
+    from gradtide.train.record import RunFolder
+    from gradtide.train.settings import Settings
+
+__all__ = ["train"]
+
+
+def train(
+    model: Annotated[str, typer.Option(help="lenet, or mlp (20 million parameters)")] = "lenet",
+    data: Annotated[str, typer.Option(help="digits (embedded) or fashion-mnist")] = "digits",
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with the four Fashion-MNIST files")] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="How many, or which: 2, or cuda:0,cuda:1  [default: 2, or 1 for each worker]")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Train on so many processes, each with its devices")] = None,
+    servers: Annotated[int, typer.Option(help="Processes that hold the parameters, for the workers")] = 0,
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            help="How workers synchronise: auto, ring, ..., or with --servers bsp, bounded:2, async  "
+            "[default: auto, with servers bsp]"
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Samples in a batch, over all devices")] = 256,
+    lr: Annotated[float, typer.Option(help="Learning rate of SGD")] = 0.2,
+    epochs: Annotated[int, typer.Option(help="Passes over the training data")] = 10,
+    strategy: Annotated[
+        str, typer.Option(help="How gradients are added up: sharded, root, host, ring, ..., as in `gradtide plan`")
+    ] = "sharded",
+    scale_batch: Annotated[bool, typer.Option("--scale-batch", help="k devices take k times the batch")] = False,
+    lr_scaling: Annotated[str, typer.Option(help="With --scale-batch, the rate grows: none, sqrt or linear")] = "none",
+    warmup_epochs: Annotated[
+        float | None, typer.Option(help="The rate rises over so many epochs  [default: 1 with --lr-scaling, else 0]")
+    ] = None,
+    sync_batch_norm: Annotated[
+        bool, typer.Option("--sync-batch-norm", help="Batch normalisation over all devices' samples")
+    ] = False,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Train on one of the devices alone, too, and compare")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the first parameters and the order of the data")] = 0,
+    name: Annotated[str | None, typer.Option(help="Of the run's folder  [default: from the options and time]")] = None,
+    output: Annotated[Path, typer.Option(help="Where runs are kept")] = Path("runs"),
+    checkpoint_every: Annotated[int, typer.Option(help="Write a checkpoint every so many steps")] = 0,
+    checkpoint_to: Annotated[
+        str | None,
+        typer.Option(help="Where: a folder or any fsspec address  [default: checkpoints in the run's folder]"),
+    ] = None,
+    keep: Annotated[int, typer.Option(help="Checkpoints to keep")] = 3,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest checkpoint, if there is one")] = False,
+    after_loss: Annotated[
+        str | None,
+        typer.Option(help="When servers die: stop, rewind (to the last checkpoint), continue  [default: rewind]"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON, and nothing else")] = False,
+) -> None:
+    """Train LeNet or an MLP on several devices or workers; writes metrics.jsonl and curve.png to runs/NAME/."""
+    if warmup_epochs is None:
+        warmup_epochs = 1.0 if lr_scaling != "none" else 0.0
+    if lr_scaling != "none" and not scale_batch:
+        raise ConfigError("--lr-scaling follows the batch, which only --scale-batch lets grow; give both or neither")
+    if name is not None and (not name or "/" in name or name in (".", "..")):
+        raise ConfigError(f"--name {name!r} must be a plain folder name; use --output for where it goes")
+    options = {
+        "batch_size": batch_size,
+        "lr": lr,
+        "epochs": epochs,
+        "strategy": strategy,
+        "scale_batch": scale_batch,
+        "lr_scaling": lr_scaling,
+        "warmup_epochs": warmup_epochs,
+        "sync_batch_norm": sync_batch_norm,
+        "seed": seed,
+    }
+    path = output / (name or f"{model}-{data}-{time.strftime('%Y%m%d-%H%M%S')}")
+    where = None if data_dir is None else str(data_dir)
+    if workers is None and (servers or sync is not None):
+        given = "--servers" if servers else f"--sync {sync}"
+        raise ConfigError(f"{given} is for training on several processes; say how many, as in --workers 2")
+    if workers is not None and (baseline or sync_batch_norm):
+        given = "--baseline compares" if baseline else "--sync-batch-norm is over"
+        raise ConfigError(f"{given} devices of one process; leave it out, or leave out --workers")
+    keeping = {"every": checkpoint_every, "to": checkpoint_to, "keep": keep, "resume": resume, "after_loss": after_loss}
+    check_keeping(keeping, name, servers, baseline)
+    asked: dict[str, Any] = {"model": model, "data": data, "data_dir": where, "fit": options}
+    if workers is None:
+        from gradtide.train.settings import Settings
+
+        settings = Settings(**asked, devices=devices or "2")
+        settings = replace(settings, checkpoints=plan_keeping(keeping, settings, path, None))
+        _train_and_report(settings, baseline, path, as_json)
+    else:
+        from gradtide.cli.train.workers import choose_sync, train_with_workers
+
+        asked |= {"devices": devices or "1", "sync": choose_sync(sync, servers), "folder": str(path)}
+        train_with_workers(asked, workers, servers, keeping, as_json)
+
+
+def _train_and_report(settings: "Settings", baseline: bool, path: Path, as_json: bool) -> None:
+    from gradtide.parallel import find_devices
+    from gradtide.train.record import RunFolder, draw_curve, read_metrics
+
+    found = [device.name for device in find_devices(settings.devices)]
+    runs = [found] + ([found[:1]] if baseline and len(found) > 1 else [])
+    datasets = settings.load()
+    folder = RunFolder(path, before=before_resuming(path, settings.checkpoints, read_metrics))
+    results: dict[str, Totals] = {}
+    try:
+        for names in runs:
+            title = f"{len(names)} device{'s' if len(names) > 1 else ''}"
+            with _share_of_the_cores(len(found) if names is not runs[0] else 1):
+                results[title] = _one_run(settings, names, title, datasets, folder, show=not as_json)
+    except KeyboardInterrupt:
+        folder.close()
+        kept = f"; the metrics so far are in {folder.metrics}" if folder.metrics.exists() else ""
+        print(f"\ngradtide: interrupted{kept}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(130)  # a device's thread may be deep inside a kernel that nothing can interrupt: don't wait for it
+    folder.close()
+    draw_curve(read_metrics(folder.metrics), path / "curve.png")
+    if as_json:
+        figures = {title: totals.as_dict() for title, totals in results.items()}
+        print(json.dumps({"folder": str(path), "runs": figures}))
+    else:
+        _show_table(results, path)
+
+
+@contextmanager
+def _share_of_the_cores(devices: int) -> Iterator[None]:
+    """The baseline is one of the devices alone: on CPU, with as many cores as each of them has, not with all."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, before // devices))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _one_run(
+    settings: "Settings", devices: list[str], title: str, datasets: tuple[Any, Any], folder: "RunFolder", *, show: bool
+) -> "Totals":
+    from gradtide.train.loop import fit
+    from gradtide.train.meter import Meter
+    from gradtide.train.models import build_model
+
+    train_data, test_data = datasets
+    model = build_model(settings.model, settings.fit["seed"])
+    meter, record = Meter(), folder.observer(title)
+    with _Progress(title, len(train_data[0]) * settings.fit["epochs"], show) as progress:
+
+        def emit(event: Event) -> None:
+            meter.observe(event)
+            record(event)
+            progress.observe(event, meter.totals)
+
+        keeping = settings.keeping()
+        fit(model, train_data, test_data=test_data, devices=devices, checkpoints=keeping, emit=emit, **settings.fit)
+    folder.summary(title, meter.totals.as_dict())
+    return meter.totals
+
+
+class _Progress:
+    """A live bar with loss, accuracy and samples/s."""
+
+    def __init__(self, title: str, samples: int, show: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("epoch {task.fields[epoch]}  loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+            TextColumn("{task.fields[rate]} samples/s"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not show,
+        )
+        self._task = self._bar.add_task(title, total=samples, epoch=1, loss="-", accuracy="-", rate="-")
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        if self._bar.live.is_started:
+            self._bar.stop()
+
+    def observe(self, event: Event, totals: "Totals") -> None:
+        self._bar.start()  # with the first event: a run that can't start shows no bar
+        tell_failure(event)
+        if isinstance(event, BatchDone):
+            rate = f"{totals.samples_per_s:,.0f}"
+            self._bar.update(self._task, advance=event.samples, epoch=event.epoch, loss=f"{event.loss:.3f}", rate=rate)
+        elif isinstance(event, EpochDone) and event.test_accuracy is not None:
+            self._bar.update(self._task, accuracy=f"{event.test_accuracy:.3f}")
+
+
+def _show_table(results: dict[str, "Totals"], path: Path) -> None:
+    rows: dict[str, Callable[[Totals], str]] = {
+        "test accuracy": lambda t: "-" if t.test_accuracy is None else f"{t.test_accuracy:.3f}",
+        "samples/s": lambda t: f"{t.samples_per_s:,.0f}",
+        "synchronised": lambda t: f"{t.wire_bytes / 1e6:,.1f} MB",
+        "computing": lambda t: f"{t.compute_s + t.update_s:.2f} s",
+        "synchronising": lambda t: f"{t.sync_s:.2f} s",
+        "waiting for data": lambda t: f"{t.data_s:.2f} s",
+    }
+    print_table(("", *results), [(label, *map(show, results.values())) for label, show in rows.items()])
+    print(f"metrics and curve: {path}/metrics.jsonl, {path}/curve.png")

@@ -1,0 +1,12 @@
+"""Groups of ranks: join one, then call all_reduce, broadcast, send and the rest, blocking or for a handle.
+
+group.py           Group, as a user sees it
+calls.py           its calls: one at a time and in order, now or in the background, none after it broke
+ordered_queue.py   work that must happen in order, now or in the background
+messages.py        its messages between two ranks: by tag, from anybody, now or in the background
+joining.py         how a group comes to be, on one host or on many
+many_hosts.py      every collective between hosts: shared memory inside, one leader a host between
+device_group.py    a group whose tensors lie on an accelerator: torch.distributed's own, beside a Group
+probing.py         measures the links between the ranks
+preload.py         all of this loaded ahead, by a process that makes workers by fork
+"""

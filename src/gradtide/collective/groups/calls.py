@@ -1,0 +1,165 @@
+"""A group's calls: one at a time and in order, now or in the background, and none after it broke."""
+
+import atexit
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, Literal, TypeVar, overload
+
+import torch
+
+from gradtide.collective.groups.many_hosts import ManyHosts
+from gradtide.collective.groups.ordered_queue import OrderedQueue
+from gradtide.collective.host.one_host import AllReduce, Call, OneHost
+from gradtide.collective.host.prepare import give_back, plain
+from gradtide.collective.host.signature import Signature
+from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost, PeerTimeout
+from gradtide.handle import Handle
+
+__all__ = ["Calls"]
+
+T = TypeVar("T")
+Tensor = torch.Tensor
+_REMEMBERED = 1024  # plans
+_ending: list[bool] = []  # whether the program is at its end
+_alive: "weakref.WeakSet[Calls]" = weakref.WeakSet()
+
+
+class Calls:
+    """Runs what a group is asked for."""
+
+    def __init__(self, name: str, backend: OneHost | ManyHosts, timeout_s: float) -> None:
+        self._name, self._backend, self.timeout_s = name, backend, timeout_s
+        self._board = (backend if isinstance(backend, OneHost) else backend.host).board
+        self.lane = OrderedQueue()
+        self.plans: dict[Hashable, AllReduce] = {}  # what may be run without asking here; none once the group is broken
+        self._broken = ""
+        self._broken_by: type[CommunicationError] = CommunicationError
+        self._at_end = weakref.finalize(self, _leave, backend)
+        _expect_the_end()
+        _alive.add(self)
+
+    def finish(self) -> None:
+        """Lets what was asked for end."""
+        self.lane.close(self.timeout_s)
+
+    def close(self, *, in_good_order: bool) -> None:
+        """in_good_order: this rank has done all that it was to do, as far as it knows."""
+        if not in_good_order:
+            self._backend.in_good_order = False
+        self._break(self._broken or "it was closed")
+        if self._at_end.detach() is not None:
+            self._backend.close()
+        self.lane.close(self.timeout_s)
+
+    def remember(self, key: Hashable, plan: AllReduce) -> None:
+        if len(self.plans) >= _REMEMBERED:
+            self.plans.clear()
+        self.plans[key] = plan
+        if self._broken:  # by the background, just now
+            self.plans.clear()
+
+    def _break(self, why: str) -> None:
+        self._broken = why
+        self.plans.clear()
+
+    def call(self, signature: Signature, timeout_s: float | None) -> Call:
+        return Call(signature, self.timeout_s if timeout_s is None else timeout_s)
+
+    def in_place(
+        self,
+        signature: Signature,
+        tensor: Tensor,
+        work: Callable[[Call, Tensor], None],
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        """Work that changes a tensor, which is what comes back."""
+        prepared = plain(tensor)
+
+        def whole(call: Call) -> Tensor:
+            work(call, prepared)
+            return give_back(prepared, tensor)
+
+        return self.run(signature, whole, async_op, timeout_s)
+
+    def into(
+        self,
+        signature: Signature,
+        tensor: Tensor,
+        out: Tensor,
+        work: Callable[[Call, Tensor, Tensor], None],
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        """Work that fills `out` from a tensor."""
+        source, target = plain(tensor), plain(out)
+
+        def whole(call: Call) -> Tensor:
+            work(call, source, target)
+            return give_back(target, out)
+
+        return self.run(signature, whole, async_op, timeout_s)
+
+    @overload
+    def run(
+        self, signature: Signature, work: Callable[[Call], T], async_op: Literal[False], timeout_s: float | None
+    ) -> T: ...
+
+    @overload
+    def run(
+        self, signature: Signature, work: Callable[[Call], T], async_op: bool, timeout_s: float | None
+    ) -> T | Handle[T]: ...
+
+    def run(
+        self, signature: Signature, work: Callable[[Call], T], async_op: bool, timeout_s: float | None
+    ) -> T | Handle[T]:
+        call = self.call(signature, timeout_s)
+
+        def guarded() -> T:
+            return self.guarded(lambda: work(call))
+
+        if async_op:
+            return self.lane.submit(signature.text, guarded)
+        return self.lane.run(signature.text, guarded)
+
+    def guarded(self, work: Callable[[], T]) -> T:
+        """Runs it, unless the group is broken; remembers if it breaks. After a mismatch nobody is ahead."""
+        self._board.check_process()
+        if self._broken:
+            raise self._broken_by(f"group {self._name!r} can't be used any more ({self._broken}); join a new one")
+        try:
+            return work()
+        except (Mismatch, ConfigError):
+            raise
+        except BaseException as error:
+            self._broken_by = type(error) if isinstance(error, (PeerLost, PeerTimeout)) else CommunicationError
+            self._break(f"{type(error).__name__}: {error}".rstrip(": "))
+            self._backend.in_good_order = False
+            if isinstance(self._backend, ManyHosts):
+                self._backend.watch.give_up(error)  # the others wait for us, not for who is lost: tell them at once
+            raise
+
+
+def _leave(backend: OneHost | ManyHosts) -> None:
+    """Of a group that nobody closed: at the end of a program that went well that is good order; else who knows why."""
+    if not _ending or getattr(sys, "last_value", None) is not None:
+        backend.in_good_order = False
+    backend.close()
+
+
+@functools.cache
+def _expect_the_end() -> None:
+    """To be called after the first group has its finalizer: what was registered last is called first."""
+    atexit.register(_ending.append, True)
+
+
+def _forget_in_child() -> None:
+    # A forked child must not go on as the rank that its parent is: without plans it is told so.
+    for calls in list(_alive):
+        calls.plans.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,416 @@
+"""Group: ranks that work together. This file checks and prepares what is asked for; one_host.py and others do it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from gradtide.collective.executors.choose import Strategy, choose, nominal_topology
+from gradtide.collective.executors.runner import Runner
+from gradtide.collective.groups.calls import Calls
+from gradtide.collective.groups.joining import join_beside, join_job, join_one_host, join_store
+from gradtide.collective.groups.many_hosts import ManyHosts
+from gradtide.collective.groups.messages import Messages
+from gradtide.collective.groups.probing import probe_links
+from gradtide.collective.host.one_host import AllReduce, Call, OneHost
+from gradtide.collective.host.prepare import output, plain
+from gradtide.collective.host.reductions import Reduction, reduction
+from gradtide.collective.host.signature import Signature, sign
+from gradtide.environment import read_environment
+from gradtide.errors import ConfigError, ScheduleError
+from gradtide.handle import Handle
+from gradtide.kernels import DONE
+from gradtide.schedule.model import Schedule
+from gradtide.timeouts import default_timeouts
+from gradtide.topology.model import Topology
+
+__all__ = ["Group"]
+
+T = TypeVar("T")
+_SENDING_S = 5.0  # how long a group that is closed waits for messages to be taken
+Tensor = torch.Tensor
+Create = Callable[[Signature, tuple[int, ...], torch.dtype, float], Tensor]
+
+
+class Group:
+    """Ranks that work together. All of them call the same operations in the same order.
+
+    Every operation takes `timeout_s` (how long a rank that lives may be missing before PeerTimeout; half an hour unless
+    said) and `async_op` (return a Handle at once; the operation runs in the background, in order). One that changes its
+    tensor in place returns it.
+    """
+
+    def __init__(
+        self, name: str, backend: OneHost | ManyHosts, runner: Runner, host_of: list[int], timeout_s: float
+    ) -> None:
+        self.name, self.rank, self.size, self.timeout_s = name, backend.rank, backend.size, timeout_s
+        self.topology = nominal_topology(host_of)  # what strategies are planned on; probe() measures it
+        self._backend, self._runner = backend, runner
+        self._host = backend if isinstance(backend, OneHost) else backend.host
+        self._calls = Calls(name, backend, timeout_s)
+        self.messages = Messages(backend, self._calls)
+        self._plans, self._all_reduce_now = self._calls.plans, self._host.all_reduce_now
+        self._enter, self._leave = self._calls.lane.enter, self._calls.lane.leave
+        self._chosen: dict[tuple[str | Path, int], Schedule] = {}
+
+    @classmethod
+    def join(cls, name: str, rank: int, size: int, *, timeout_s: float | None = None) -> "Group":
+        """Joins `size` processes of this host and user that give the same name, each with its own rank."""
+        limit_s = default_timeouts().step_s if timeout_s is None else timeout_s
+        return cls(name, *join_one_host(name, rank, size, limit_s), [0] * size, limit_s)
+
+    @classmethod
+    def from_environment(cls, *, timeout_s: float | None = None) -> "Group":
+        """Joins the job that torchrun or another launcher started this process for, on one host or on many."""
+        launch = read_environment().launch
+        if launch is None:
+            raise ConfigError("RANK is not set; start with torchrun, or use Group.join(name, rank, size)")
+        name = f"job at {launch.master_addr}:{launch.master_port}"
+        limit_s = default_timeouts().step_s if timeout_s is None else timeout_s
+        return cls(name, *join_job(launch, limit_s), limit_s)
+
+    @classmethod
+    def from_store(
+        cls, name: str, store: Any, rank: int, size: int, address: Callable[[], str | None], *, timeout_s: float
+    ) -> "Group":
+        """Joins ranks that share a store of torch's; the rest is as in join_store."""
+        return cls(name, *join_store(store, rank, size, timeout_s, address), timeout_s)
+
+    @classmethod
+    def beside(cls, process_group: Any = None, *, timeout_s: float | None = None) -> "Group":
+        """Joins the ranks of a torch.distributed process group (the default one), which stays as it is."""
+        process_group = process_group or dist.group.WORLD
+        if process_group is None:
+            raise ConfigError("torch.distributed has no process group yet; call init_process_group first")
+        limit_s = default_timeouts().step_s if timeout_s is None else timeout_s
+        return cls("beside a process group", *join_beside(process_group, limit_s), limit_s)
+
+    # --- Collectives ---
+
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        op: str = "sum",
+        *,
+        strategy: Strategy | None = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Every rank's tensor becomes the reduction of all, with the same bits on all.
+
+        Without a strategy, ranks on one host are added in rank order whatever the size. A strategy is a name ("ring"),
+        "auto" (the fastest on `self.topology`), the Path of a schedule's file, or a Schedule.
+        """
+        plan = self._plans.get((op, tensor.dtype, tensor.shape))
+        # The shortest way: one compiled call does it all. What Python does around it is a microsecond.
+        if plan is not None and strategy is None and tensor.is_cpu and tensor.is_contiguous():
+            if async_op or not self._enter():
+                return self._in_turn(plan, tensor, async_op, timeout_s)
+            try:
+                code = self._all_reduce_now(plan.address, tensor.data_ptr())
+                if code != DONE:
+                    self._finish(plan, tensor, code, timeout_s)
+            finally:
+                self._leave()
+            return tensor
+        how = reduction(op, tensor.dtype)
+        if strategy is not None:
+            return self._run_schedule(tensor, how, strategy, async_op, timeout_s)
+        signature = sign(f"all_reduce({op})", tensor.dtype, tuple(tensor.shape))
+        work = partial(self._backend.all_reduce, how=how)
+        result = self._calls.in_place(signature, tensor, work, async_op, timeout_s)
+        self._remember(signature, tensor, how)
+        return result
+
+    def _remember(self, signature: Signature, tensor: Tensor, how: Reduction) -> None:
+        """The next of its kind goes the shortest way. Not a single number: it may be contiguous and yet have to be
+        negated when it is read (the imaginary part of a conjugate)."""
+        key, backend = (how.name, tensor.dtype, tensor.shape), self._backend
+        if key in self._plans or not isinstance(backend, OneHost) or how.blocks is None or tensor.numel() == 1:
+            return
+        self._calls.remember(key, backend.plan(signature, tensor.numel(), how))
+
+    def _in_turn(self, plan: AllReduce, tensor: Tensor, async_op: bool, timeout_s: float | None) -> Any:
+        """By a plan too, but not right now: in the background, or after what is there."""
+        memory = tensor.detach()  # as it is now, whatever becomes of the tensor
+
+        def work(call: Call) -> Tensor:
+            self._host.run(plan, memory, call.timeout_s)
+            return tensor
+
+        return self._calls.run(plan.signature, work, async_op, timeout_s)
+
+    def _finish(self, plan: AllReduce, tensor: Tensor, code: int, timeout_s: float | None) -> None:
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        self._calls.guarded(lambda: self._host.finish(plan, tensor, code, limit))
+
+    def _run_schedule(
+        self, tensor: Tensor, how: Reduction, strategy: Strategy, async_op: bool, timeout_s: float | None
+    ) -> Any:
+        schedule = self.schedule(strategy, tensor.numel() * tensor.element_size())
+        if schedule.collective != "all_reduce":
+            raise ScheduleError(f"schedule {schedule.name} is for {schedule.collective}, not for all_reduce")
+        digest = self._runner.prepare(schedule)
+        call = f"all_reduce({how.name}) by schedule {schedule.name} {digest}"
+        signature = sign(call, tensor.dtype, tuple(tensor.shape))
+        backend = self._backend
+
+        def work(call: Call, prepared: Tensor) -> None:
+            with backend.together(call) if isinstance(backend, ManyHosts) else nullcontext():
+                self._runner.run(call, schedule, prepared, how)
+
+        return self._calls.in_place(signature, tensor, work, async_op, timeout_s)
+
+    def schedule(self, strategy: Strategy, size_bytes: int) -> Schedule:
+        """The schedule that an all_reduce of so many bytes would follow.
+
+        Sizes up to the same power of two have one: to plan takes a second, and chunks are shares of any size.
+        """
+        if isinstance(strategy, Schedule):
+            return strategy
+        key = strategy, 1 << max(0, size_bytes - 1).bit_length()
+        if key not in self._chosen:
+            self._chosen[key] = choose(strategy, self.topology, key[1])
+        return self._chosen[key]
+
+    def broadcast(
+        self, tensor: Tensor, root: int = 0, *, async_op: bool = False, timeout_s: float | None = None
+    ) -> Any:
+        """Every rank's tensor becomes the root's."""
+        self._check_rank(root)
+        signature = sign(f"broadcast(from {root})", tensor.dtype, tuple(tensor.shape))
+        work = partial(self._backend.broadcast, root=root)
+        return self._calls.in_place(signature, tensor, work, async_op, timeout_s)
+
+    def reduce(
+        self, tensor: Tensor, op: str = "sum", root: int = 0, *, async_op: bool = False, timeout_s: float | None = None
+    ) -> Any:
+        """The root's tensor becomes the reduction of all, in rank order; the others keep theirs."""
+        self._check_rank(root)
+        work = partial(self._backend.reduce, how=reduction(op, tensor.dtype), root=root)
+        signature = sign(f"reduce({op} to {root})", tensor.dtype, tuple(tensor.shape))
+        return self._calls.in_place(signature, tensor, work, async_op, timeout_s)
+
+    def all_gather(
+        self, tensor: Tensor, out: Tensor | None = None, *, async_op: bool = False, timeout_s: float | None = None
+    ) -> Any:
+        """Every rank's tensors, one after the other, as a tensor of shape (size, *shape)."""
+        signature = sign("all_gather", tensor.dtype, tuple(tensor.shape))
+        out = output(tensor, (self.size, *tensor.shape), out)
+        return self._calls.into(signature, tensor, out, self._backend.all_gather, async_op, timeout_s)
+
+    def gather(
+        self,
+        tensor: Tensor,
+        root: int = 0,
+        out: Tensor | None = None,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """What all_gather gives, at the root; None elsewhere."""
+        self._check_rank(root)
+        signature = sign(f"gather(to {root})", tensor.dtype, tuple(tensor.shape))
+        if self.rank != root:
+            source = plain(tensor)
+            return self._calls.run(signature, lambda c: self._backend.gather(c, source, None), async_op, timeout_s)
+        out = output(tensor, (self.size, *tensor.shape), out)
+        return self._calls.into(signature, tensor, out, self._backend.gather, async_op, timeout_s)
+
+    def scatter(
+        self,
+        out: Tensor,
+        source: Tensor | None = None,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Each rank's `out` becomes its row of the root's `source`, whose shape is (size, *out.shape)."""
+        self._check_rank(root)
+        if (source is not None) != (self.rank == root):
+            raise ConfigError(
+                f"scatter: rank {root}, the root, gives the source, and nobody else; this is rank {self.rank}"
+            )
+        if source is not None:
+            output(source, (self.size, *out.shape), source)
+        signature = sign(f"scatter(from {root})", out.dtype, tuple(out.shape))
+        rows = None if source is None else plain(source)
+        return self._calls.in_place(
+            signature, out, lambda c, o: self._backend.scatter(c, rows, o, root), async_op, timeout_s
+        )
+
+    def reduce_scatter(
+        self,
+        tensor: Tensor,
+        op: str = "sum",
+        out: Tensor | None = None,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Row r of every rank's tensor, whose shape is (size, *shape), reduced in rank order, goes to rank r."""
+        how = reduction(op, tensor.dtype)
+        signature = sign(f"reduce_scatter({op})", tensor.dtype, tuple(tensor.shape))
+        self._check_rows(tensor, "reduce_scatter")
+        out = output(tensor, tuple(tensor.shape[1:]), out)
+        work = partial(self._backend.reduce_scatter, how=how)
+        return self._calls.into(signature, tensor, out, work, async_op, timeout_s)
+
+    def all_to_all(
+        self, tensor: Tensor, out: Tensor | None = None, *, async_op: bool = False, timeout_s: float | None = None
+    ) -> Any:
+        """Row r of the tensor, whose shape is (size, *shape), goes to rank r; row r of the result came from rank r."""
+        signature = sign("all_to_all", tensor.dtype, tuple(tensor.shape))
+        self._check_rows(tensor, "all_to_all")
+        out = output(tensor, tuple(tensor.shape), out)
+        return self._calls.into(signature, tensor, out, self._backend.all_to_all, async_op, timeout_s)
+
+    def barrier(self, *, async_op: bool = False, timeout_s: float | None = None) -> Any:
+        """Returns once every rank has called it."""
+        return self._calls.run(sign("barrier"), self._backend.barrier, async_op, timeout_s)
+
+    # --- Anything else ---
+
+    def submit(self, what: str, work: Callable[[], T]) -> Handle[T]:
+        """Runs work in the background, in order with the group's operations; it may call them, and need not wait."""
+        return self._calls.lane.submit(what, work)
+
+    def in_background(self) -> bool:
+        """Whether the caller is run by this group: by submit, or by an operation's end (handle.when_done)."""
+        return self._calls.lane.inside()
+
+    def help(self, handle: Handle[Any]) -> None:
+        """Who is in the background and about to wait for something asked for later calls this first."""
+        self._calls.lane.help(handle)
+
+    # --- Messages ---
+
+    def send(
+        self, tensor: Tensor, to: int, *, tag: int = 0, async_op: bool = False, timeout_s: float | None = None
+    ) -> Any:
+        """Sends to one rank, which receives into a tensor of the same dtype and shape; those of one tag in order."""
+        self._check_peer(to, "send to")
+        handle = self.messages.send(tensor, to, tag, timeout_s, now=not async_op)
+        return handle if async_op else handle.wait()
+
+    def recv(
+        self,
+        tensor: Tensor,
+        source: int | None,
+        *,
+        tag: int = 0,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Receives what `source` (None: any rank of this host) sent with this tag into the tensor.
+
+        The handle of one from anybody knows who it was, once it is done: `handle.source`.
+        """
+        if source is not None:
+            self._check_peer(source, "receive from")
+        handle = self.messages.receive(tensor, source, tag, timeout_s, now=not async_op)
+        return handle if async_op else handle.wait()
+
+    # --- Memory ---
+
+    def shared_tensor(
+        self, shape: tuple[int, ...] | int, dtype: torch.dtype = torch.float32, *, timeout_s: float | None = None
+    ) -> Tensor:
+        """A zero-filled tensor of this rank's own in memory that all ranks see, so that collectives on it copy nothing.
+
+        All ranks call it together. Slices of it count too. The memory goes when the last tensor over it goes.
+        """
+        return self._create("shared_tensor", self._host.segments.create, shape, dtype, timeout_s)
+
+    def common_tensor(
+        self, shape: tuple[int, ...] | int, dtype: torch.dtype = torch.float32, *, timeout_s: float | None = None
+    ) -> Tensor:
+        """A zero-filled tensor that is one and the same for all ranks: what one writes, the others read.
+
+        All ranks call it together, and order their writes and reads by barriers. Only on one host.
+        """
+        if not self.on_one_host:
+            raise ConfigError("ranks on several hosts have no memory in common; use shared_tensor and a collective")
+        return self._create("common_tensor", self._host.segments.create_common, shape, dtype, timeout_s)
+
+    def _create(
+        self, what: str, create: Create, shape: tuple[int, ...] | int, dtype: torch.dtype, timeout_s: float | None
+    ) -> Tensor:
+        extents = (shape,) if isinstance(shape, int) else tuple(shape)
+        signature = sign(what, dtype, extents)
+        return self._calls.run(signature, lambda c: create(c.signature, extents, dtype, c.timeout_s), False, timeout_s)
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether all ranks share memory."""
+        return isinstance(self._backend, OneHost)
+
+    def probe(self, budget_s: float = 2.0) -> Topology:
+        """Measures the links between all ranks, one pair at a time, and plans on them from now on."""
+        self.topology = probe_links(self, budget_s)
+        self._chosen.clear()
+        return self.topology
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """How long a rank may be missing from now on, where an operation says nothing else."""
+        self.timeout_s = self._calls.timeout_s = timeout_s
+
+    def set_notice(self, notice_s: float) -> None:
+        """After how long a wait a line says, once, who is waited for, and where in its code that rank is."""
+        self._host.board.notice_s = notice_s
+        if isinstance(self._backend, ManyHosts):
+            self._backend.watch.notice_s = notice_s
+
+    @contextmanager
+    def purpose(self, text: str) -> Iterator[None]:
+        """In it, who waits in vain or finds others at something else says what it is doing: "in gradtide.shard"."""
+        board = self._host.board
+        before, board.purpose = board.purpose, text
+        try:
+            yield
+        finally:
+            board.purpose = before
+
+    # --- Ending ---
+
+    def close(self) -> None:
+        """Leaves the group. What was asked for before ends first, but receives that nothing has come for do not."""
+        self._close(in_good_order=True)
+
+    def _close(self, *, in_good_order: bool) -> None:
+        self._calls.finish()
+        self.messages.close(min(_SENDING_S, self.timeout_s))
+        self._calls.close(in_good_order=in_good_order)
+
+    def abort(self) -> None:
+        """Leaves the group at once: whatever is under way fails, here and on the other ranks."""
+        self._calls.close(in_good_order=False)
+        self.messages.close(0)
+
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close(in_good_order=error[0] is None)
+
+    # --- How ---
+
+    def _check_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size:
+            raise ConfigError(f"group {self.name!r} has ranks 0 to {self.size - 1}, not {rank}")
+
+    def _check_peer(self, rank: int, what: str) -> None:
+        self._check_rank(rank)
+        if rank == self.rank:
+            raise ConfigError(f"rank {rank} can't {what} itself; copy the tensor")
+
+    def _check_rows(self, tensor: Tensor, what: str) -> None:
+        if tensor.dim() == 0 or tensor.shape[0] != self.size:
+            raise ConfigError(
+                f"{what} takes a tensor with a row a rank, shape ({self.size}, ...); this one has {tuple(tensor.shape)}"
+            )

@@ -1,0 +1,113 @@
+"""How a group comes to be: on one host by name, or from a launcher's environment on as many hosts as there are."""
+
+import functools
+import socket
+import sys
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import torch.distributed as dist
+
+from gradtide.collective.executors.gloo import open_gloo
+from gradtide.collective.executors.runner import Runner
+from gradtide.collective.executors.torch_wire import WatchedWire
+from gradtide.collective.groups.many_hosts import ManyHosts
+from gradtide.collective.host.board import Board, BoardLayout
+from gradtide.collective.host.one_host import OneHost
+from gradtide.collective.host.rank_watch import RankWatch
+from gradtide.environment import Launch
+from gradtide.errors import ConfigError
+from gradtide.transport.hosts import agree_on_token, find_hosts, local_address, open_store
+from gradtide.transport.lifelines import join_lifelines
+from gradtide.transport.rendezvous import Seat, join_host
+
+__all__ = ["address_seen", "join_beside", "join_job", "join_one_host", "join_store"]
+
+_joined = count(1)  # of this process's groups: ranks join them in the same order
+
+
+def join_one_host(name: str, rank: int, size: int, timeout_s: float) -> tuple[OneHost, Runner]:
+    _check(rank, size)
+    host = _meet(Seat(name, rank, size), range(size), timeout_s)
+    return host, Runner(host, rank, range(size), size, None)
+
+
+def join_job(launch: Launch, timeout_s: float) -> tuple[OneHost | ManyHosts, Runner, list[int]]:
+    """The backend, the runner, and each rank's host by number."""
+    rank, size = launch.rank, launch.size
+    _check(rank, size)
+    if launch.job:  # all ranks are here: no need for torch's store to find out, which takes a quarter of a second
+        host, runner = join_one_host(f"{launch.job}-{next(_joined)}", rank, size, timeout_s)
+        return host, runner, [0] * size
+    store = _prefix("gradtide", open_store(launch, timeout_s))
+    return join_store(store, rank, size, timeout_s, lambda: local_address(launch.master_addr, launch.master_port))
+
+
+def join_store(
+    store: Any, rank: int, size: int, timeout_s: float, address: Callable[[], str | None]
+) -> tuple[OneHost | ManyHosts, Runner, list[int]]:
+    """The same, for ranks that share a store of torch's, which may hold what earlier groups have said.
+
+    address: where ranks of other hosts find this one, if there are any; None: by this host's name.
+    """
+    token = agree_on_token(store, rank, size, timeout_s)
+    store = _prefix(token, store)
+    hosts = find_hosts(store, token, rank, size, timeout_s)
+    here, leaders = hosts.together_with(rank), hosts.all_leaders()
+    host_of = [leaders.index(leader) for leader in hosts.leaders]
+    place = Seat(f"{hosts.token}-host{host_of[rank]}", here.index(rank), len(here))
+    host = _meet(place, here, timeout_s)
+    if len(leaders) == 1:
+        return host, Runner(host, rank, here, size, None), host_of
+    try:
+        found = address() or socket.gethostbyname(socket.gethostname())
+        gloo = open_gloo(store, rank, size, found, timeout_s)
+        lines = join_lifelines(store, rank, size, found, timeout_s)
+    except BaseException:
+        host.in_good_order = False
+        host.close()
+        raise
+    if rank == 0:
+        _say_what_is_in_clear()
+    watch = host.board.watch = RankWatch(rank, lines, gloo.interrupt)
+    runner = Runner(host, rank, here, size, lambda timeout_s: WatchedWire(gloo, watch, timeout_s))
+    return ManyHosts(host, hosts, rank, gloo, watch), runner, host_of
+
+
+@functools.cache
+def _say_what_is_in_clear() -> None:
+    """Once a process."""
+    print(
+        "gradtide: tensors between hosts go unencrypted (Gloo); keep them on a network of your own",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def join_beside(process_group: Any, timeout_s: float) -> tuple[OneHost | ManyHosts, Runner, list[int]]:
+    """The same, for the ranks of a process group of torch's, through its store."""
+    store = _prefix("gradtide beside", dist.distributed_c10d._get_process_group_store(process_group))
+    rank, size = process_group.rank(), process_group.size()
+    return join_store(store, rank, size, timeout_s, lambda: address_seen(store))
+
+
+def address_seen(store: Any) -> str | None:
+    """The address of this host that the store's host sees; None if the store is not reached over a network."""
+    while isinstance(store, vars(dist)["PrefixStore"]):
+        store = store.underlying_store
+    return local_address(store.host, store.port) if isinstance(store, vars(dist)["TCPStore"]) else None
+
+
+def _meet(place: Seat, names: Any, timeout_s: float) -> OneHost:
+    peers, mapping = join_host(place, BoardLayout(place.size).total_bytes, timeout_s)
+    return OneHost(Board(place.rank, list(names), peers, mapping))
+
+
+def _prefix(name: str, store: Any) -> Any:
+    return vars(dist)["PrefixStore"](name, store)  # torch does not declare it
+
+
+def _check(rank: int, size: int) -> None:
+    if size < 1 or not 0 <= rank < size:
+        raise ConfigError(f"rank {rank} of {size} makes no sense; ranks go from 0 to size - 1")

@@ -1,0 +1,43 @@
+"""Tensors as the collectives take them, contiguous and on the CPU, and their results where they were asked for."""
+
+import torch
+
+from gradtide.errors import ConfigError
+
+__all__ = ["as_bytes", "give_back", "output", "plain"]
+
+Tensor = torch.Tensor
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor itself if it is contiguous memory of the CPU, or else a copy that is."""
+    if tensor.layout != torch.strided:
+        raise ConfigError(f"a tensor of layout {tensor.layout} can't be communicated; make it dense first")
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The memory of a contiguous tensor. A single element's stride may be anything, and torch then views no bytes."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def give_back(prepared: Tensor, tensor: Tensor) -> Tensor:
+    """Puts the result where it was asked for, if that is elsewhere."""
+    if (
+        prepared.data_ptr() != tensor.data_ptr()
+        or prepared.device != tensor.device
+        or prepared.is_conj() != tensor.is_conj()
+    ):
+        tensor.detach().copy_(prepared)
+    return tensor
+
+
+def output(tensor: Tensor, shape: tuple[int, ...], out: Tensor | None) -> Tensor:
+    if out is None:
+        return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+    if tuple(out.shape) != shape or out.dtype != tensor.dtype:
+        raise ConfigError(
+            f"expected {str(tensor.dtype).removeprefix('torch.')}{list(shape)}, "
+            f"got {str(out.dtype).removeprefix('torch.')}{list(out.shape)}"
+        )
+    return out

@@ -1,0 +1,184 @@
+"""Who is lost and who is late, in a job on several hosts. Every rank judges for itself by what its lifelines tell.
+
+A collective needs everybody: one rank that died, left too early or gave up ends it for all, at once, whatever they
+wait for just then. A rank whose deadline has passed asks all others how far they are: who is behind, or does not
+answer, is missing. If nobody is, the collective goes on for as long as messages arrive.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from socket import socket
+
+from gradtide.collective.host.waiting import NOTICE_S, called, left_or_lost, tell_wait
+from gradtide.errors import CommunicationError, Mismatch, PeerLost, PeerTimeout
+from gradtide.processes.whereabouts import own_whereabouts
+from gradtide.transport.lifelines import Lifelines, Word
+
+__all__ = ["RankWatch"]
+
+_ANSWER_S = 0.3  # a rank that lives answers within a millisecond, or when it gets a processor
+_REASON_S = 1.0  # a wire that breaks has a reason, which is on its way
+_KINDS = {"PeerLost": PeerLost, "PeerTimeout": PeerTimeout}
+
+
+class RankWatch:
+    """What this rank knows of the others while collectives run."""
+
+    def __init__(self, rank: int, lines: dict[int, socket], interrupt: Callable[[], None]) -> None:
+        """interrupt ends all that waits for messages, now and later."""
+        self.rank, self._interrupt = rank, interrupt
+        self._news = threading.Condition(threading.RLock())
+        self._others = sorted(lines)
+        self._entered, self._finished, self._moved = 0, 0, 0
+        self._what, self._timeout_s, self._deadline = "", 0.0, 0.0  # of the collective that runs now
+        self._unfinished = ""  # what this rank gave up
+        self._left: dict[int, int] = {}  # who is gone: how many collectives it had finished, -1 if it did not say
+        self._verdict: CommunicationError | None = None  # of the first rank that gave up
+        self._answers: dict[int, tuple[int, int]] = {}
+        self.notice_s, self._notice_at = NOTICE_S, math.inf  # the collective that runs now is told at
+        self._good: set[int] = set()  # who left in good order
+        self._places: dict[int, str] = {}  # where in their code others say they are
+        self._progress = 0, 0.0  # messages that all together had moved, and when that was new
+        self._lines = Lifelines(lines, self)
+        self._lines.start()
+
+    @contextmanager
+    def during(self, what: str, timeout_s: float) -> Iterator[None]:
+        """While a collective runs. It begins when everybody has entered it, which must be within the timeout."""
+        with self._news:
+            self._entered += 1
+            self._what, self._timeout_s, self._deadline = what, timeout_s, time.monotonic() + timeout_s
+            self._notice_at = time.monotonic() + self.notice_s
+        try:
+            self.check()
+            yield
+            self._finished = self._entered
+        except Mismatch:  # everybody sees it, and goes on
+            self._finished = self._entered
+            raise
+        except BaseException:
+            self._unfinished = f" {what}"
+            raise
+        finally:
+            self._what = ""
+
+    @property
+    def in_collective(self) -> bool:
+        return bool(self._what)
+
+    def remaining_s(self) -> float:
+        """Until everybody must have entered."""
+        return max(0.001, self._deadline - time.monotonic())
+
+    def check(self) -> None:
+        """Raises what ends the collective that runs now, if anything does. If it lasts, says who is waited for."""
+        if (trouble := self._trouble()) is not None:
+            raise trouble
+        if self._what and time.monotonic() >= self._notice_at:
+            self._notice_at = math.inf
+            missing = self._ask()
+            if missing and self.rank < min({*self._others} - {*missing}, default=self.rank + 1):
+                self.tell(missing, self._what)
+
+    def tell(self, missing: list[int], what: str) -> None:
+        """Says that this rank waits, for whom, and where they are if they answer."""
+        with self._news:
+            self._places.clear()
+            for rank in missing:
+                self._lines.say(rank, Word.WHERE)
+            self._news.wait_for(lambda: len(self._places) >= len(missing), _ANSWER_S)
+            places = dict(sorted(self._places.items()))
+        tell_wait(self.rank, self.notice_s, missing, what, places)
+
+    def check_alive(self, rank: int) -> None:
+        """Raises if a rank died. One that left may have sent before what is waited for."""
+        if self._left.get(rank, 0) < 0:
+            raise PeerLost(f"rank {rank} died with a message under way; see its own output, then start a new group")
+
+    def moved(self) -> None:
+        """A message arrived or left."""
+        self._moved += 1
+
+    def may_go_on(self, waited_for: str) -> bool:
+        """Whether a wait that has come to its end may last: all are there, and messages still arrive. If not, raises
+        with who is missing. Outside of collectives nothing may."""
+        if not self._what:
+            return False
+        missing = self._ask()
+        self.check()
+        within = f"within {self._timeout_s:g} s"
+        if missing:
+            raise PeerTimeout(f"{called(missing)} did not arrive at {self._what} {within}; is it stuck?")
+        now, moved = time.monotonic(), self._moved + sum(moved for _, moved in self._answers.values())
+        if moved != self._progress[0]:
+            self._progress = moved, now
+        elif now - self._progress[1] > self._timeout_s:
+            raise PeerTimeout(f"{waited_for} did not go on with {self._what} {within}, though it arrived; is it stuck?")
+        return True
+
+    def reason(self) -> CommunicationError | None:
+        """Why a wire broke: waits for the news."""
+        with self._news:
+            self._news.wait_for(lambda: self._trouble() is not None or not self._what, _REASON_S)
+            return self._trouble()
+
+    def give_up(self, error: BaseException) -> None:
+        """Tells everybody that this rank takes part no more, and why."""
+        kind = type(error).__name__
+        text = f"{kind} {error}"
+        if kind not in _KINDS:
+            text = f"PeerLost rank {self.rank} gave up{self._unfinished} ({text.strip()[:500]}); see its own output"
+        self._lines.say_all(Word.BROKEN, text=text)
+        self._interrupt()
+
+    def close(self, *, in_good_order: bool) -> None:
+        self._lines.say_all(Word.BYE, self._finished, in_good_order)
+        self._lines.close()
+
+    def heard(self, rank: int, word: Word, first: int, second: int, text: str) -> None:
+        """In the lifelines' thread."""
+        if word == Word.ASK:
+            self._lines.say(rank, Word.ANSWER, self._entered, self._moved)
+            return
+        if word == Word.WHERE:
+            self._lines.say(rank, Word.HERE, text=own_whereabouts())
+            return
+        with self._news:
+            if word == Word.ANSWER:
+                self._answers[rank] = first, second
+            elif word == Word.HERE:
+                self._places[rank] = text
+            elif word == Word.BYE:
+                self._left[rank] = first
+                self._good |= {rank} if second else set()
+            elif word == Word.GONE:
+                self._left.setdefault(rank, -1)
+            elif word == Word.BROKEN and self._verdict is None:
+                kind, _, why = text.partition(" ")
+                self._verdict = _KINDS.get(kind, PeerLost)(why)
+            self._news.notify_all()
+            trouble = self._trouble()
+        if trouble is not None:
+            self._interrupt()
+
+    def _trouble(self) -> CommunicationError | None:
+        with self._news:
+            if not self._what:
+                return None
+            lost = sorted(rank for rank, finished in self._left.items() if finished < self._entered)
+            if lost and self._verdict is None:
+                return left_or_lost(self.rank, lost, [rank for rank in lost if rank in self._good], self._what)
+            return self._verdict
+
+    def _ask(self) -> list[int]:
+        """Who is behind this rank, or does not say."""
+        with self._news:
+            self._answers.clear()
+            asked = [rank for rank in self._others if rank not in self._left]
+            for rank in asked:
+                self._lines.say(rank, Word.ASK)
+            self._news.wait_for(lambda: len(self._answers) >= len(asked) or self._trouble() is not None, _ANSWER_S)
+            return [rank for rank in asked if self._answers.get(rank, (-1, 0))[0] < self._entered]

@@ -1,0 +1,17 @@
+"""Pictures and timelines good enough for a lecture, from plain data: a topology, bytes a link, seconds a size.
+
+topology.py  a topology, with the traffic on its links if given
+layout.py    where each node goes
+curves.py    the way a link takes between two of them
+sizes.py     which strategy wins from which size on
+save.py      writes a figure to a file
+timeline.py  who used which link when, as a Chrome trace
+
+matplotlib is imported when something is drawn, not before: it takes longer to load than a plan takes to make.
+"""
+
+from gradtide.draw.sizes import draw_sizes
+from gradtide.draw.timeline import write_timeline
+from gradtide.draw.topology import draw_topology
+
+__all__ = ["draw_sizes", "draw_topology", "write_timeline"]

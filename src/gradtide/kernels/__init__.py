@@ -1,0 +1,16 @@
+"""The compiled part: meeting in shared memory, copying and reducing, with the GIL released and no fastmath.
+
+words.py         where kernels and Python put the numbers that they tell each other
+futex.py         sleeping until a word in shared memory changes
+atomics.py       what numba lacks: atomics, addresses, system calls
+arithmetic.py    what a reduction does with a block of elements, for each type and reduction
+meeting.py       counters, and meetings of all ranks
+reducing.py      all-reduce in one call
+compiled.py      compiles all that when first asked for, or loads it from the disk
+combine.py       the pass that adds up what ranks handed over, for parameters in shared memory
+"""
+
+from gradtide.kernels.compiled import KERNELS, blocks_of
+from gradtide.kernels.words import BUFFERS, DONE, LINE_BYTES, MISMATCHED, WAITING, Line, Me, Op, Row
+
+__all__ = ["BUFFERS", "DONE", "KERNELS", "LINE_BYTES", "MISMATCHED", "WAITING", "Line", "Me", "Op", "Row", "blocks_of"]

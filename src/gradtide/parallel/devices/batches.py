@@ -1,0 +1,46 @@
+"""One batch cut into a shard a device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradtide.errors import ConfigError
+from gradtide.parallel.devices.pool import Device
+
+__all__ = ["DeviceBatch", "split_batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """The part of a batch that one device works on."""
+
+    inputs: Tensor
+    targets: Tensor
+    weight: float  # its share of the batch's samples: a mean over the shard counts this much in the batch's mean
+    of: int | None = None  # the samples of the batch of all workers, where this is of a worker's part
+
+
+def split_batch(batch: tuple[Tensor, Tensor], devices: Sequence[Device], of: int | None = None) -> list[DeviceBatch]:
+    """Cuts (inputs, targets) into at most one shard a device, of sizes one apart at most, and copies each there.
+
+    The shards' weights add up to 1, so the weighted sum of their mean gradients is the gradient of the batch's mean,
+    however uneven the cut. A batch with fewer samples than devices leaves the last devices without one. `of`: this is
+    a worker's part of a batch of so many samples.
+    """
+    inputs, targets = batch
+    samples = len(inputs)
+    if samples == 0 or len(targets) != samples:
+        raise ConfigError(
+            f"a batch has {samples} inputs and {len(targets)} targets; it needs as many of each, 1 or more"
+        )
+    shards = min(samples, len(devices))
+    cut = zip(torch.tensor_split(inputs, shards), torch.tensor_split(targets, shards), devices, strict=False)
+    return [
+        DeviceBatch(_on(device, part), _on(device, labels), len(part) / samples, of) for part, labels, device in cut
+    ]
+
+
+def _on(device: Device, tensor: Tensor) -> Tensor:
+    return tensor.to(device.torch_device, non_blocking=True)

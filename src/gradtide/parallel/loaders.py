@@ -1,0 +1,130 @@
+"""Where whole batches come from: a DataLoader in an order that all workers agree on, or any iterable, compared."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from gradtide.errors import ConfigError
+from gradtide.parallel.agreement import comes_and_goes, compare, compare_over_store
+from gradtide.parallel.batch_parts import digest
+from gradtide.parallel.order import Order, batches_ahead, is_seeded
+from gradtide.sync import Job
+
+__all__ = ["AgreedBatches", "GivenBatches", "has_agreeable_order", "refuse_cut_loader"]
+
+_END = object()
+_KEPT = "_gradtide_replay"  # on a loader whose processes persist: they know the sampler that they were started with
+
+
+def has_agreeable_order(loader: Any) -> bool:
+    """Whether it is a DataLoader that has its samples by index."""
+    return isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+
+
+def refuse_cut_loader(loader: Any) -> None:
+    """One that gives each worker samples of its own must not be cut again."""
+    if not isinstance(loader, DataLoader):
+        return
+    for sampler in (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+            raise ConfigError(
+                "this DataLoader's DistributedSampler gives each worker samples of its own already; leave shard out, "
+                "or say DataLoader(..., shuffle=True) with the batch size of all workers together, and keep shard"
+            )
+
+
+class GivenBatches(Iterable[Any]):
+    """An iterable's batches as they come. The first, and those after workers came or went, are compared."""
+
+    def __init__(self, loader: Iterable[Any], job: Job, check: bool) -> None:
+        self._loader, self._job, self._check = loader, job, check
+
+    def __iter__(self) -> Iterator[Any]:
+        job, first, batches = self._job, True, iter(self._loader)
+        while True:
+            batch = next(batches, _END)
+            if self._check and first:
+                compare_over_store(job, partial(digest, None if batch is _END else batch))
+            if job.behind:  # a worker that came later begins where the others are
+                if batch is _END:
+                    return
+                job.behind, job.batches = job.behind - 1, job.batches + 1
+                continue
+            if self._check and (first or job.agreed != job.generation):
+                compare(job, partial(digest, None if batch is _END else batch))
+            first = False
+            if batch is _END:
+                return
+            yield batch
+
+    def go_on(self, batch: Any) -> None:
+        """After a batch was trained on: those who came meanwhile must have the one that is given once more."""
+        if self._check and self._job.undone and self._job.agreed != self._job.generation:
+            compare(self._job, partial(digest, batch))
+
+    def finish(self) -> None:
+        """The batch is trained on, and will not be given again."""
+
+
+class AgreedBatches(Iterable[Any]):
+    """A DataLoader's batches in the order that worker 0's sampler gives, loaded as the loader would."""
+
+    def __init__(self, loader: Any, job: Job) -> None:
+        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        if loader.num_workers > 1 and not loader.in_order:
+            raise ConfigError("shard: DataLoader(in_order=False) gives each worker another order; leave in_order out")
+        if comes_and_goes(job) and not is_seeded(sampler):
+            raise ConfigError(
+                "over servers a worker that is started again can't ask the others for the order of this DataLoader; "
+                "say DataLoader(..., generator=torch.Generator().manual_seed(0)), or check=False if its sampler gives "
+                "all workers the same"
+            )
+        self._loader, self._job, self._sampler = loader, job, sampler
+        self._order: Order
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._iterate():
+            self._order.giving = True
+            yield batch
+
+    def _iterate(self) -> Iterator[Any]:
+        """A copy of the loader does it, which differs by its sampler alone: torch lets nobody set that afterwards."""
+        loader, like = self._loader, copy.copy(self._loader)
+        replay, iterator = loader.__dict__.get(_KEPT) or (_Replay(self._sampler), None)
+        replay.make = self._begin
+        like.__dict__["sampler" if loader.batch_sampler is None else "batch_sampler"] = replay
+        like.__dict__["_iterator"] = iterator
+        batches: Iterator[Any] = iter(like)
+        replay.make = None  # a loader that its user has forgotten ends its processes: it must not hold itself
+        if loader.persistent_workers:
+            loader.__dict__[_KEPT] = replay, like._iterator
+        return batches
+
+    def _begin(self, own: Iterator[Any]) -> Order:
+        self._order = Order(self._job, own, batches_ahead(self._sampler))
+        return self._order
+
+    def go_on(self, batch: Any) -> None:
+        """After a batch was trained on: agrees with those who came meanwhile on what is next."""
+        self._order.go_on()
+
+    def finish(self) -> None:
+        """The batch is trained on, and will not be given again."""
+        self._order.finish()
+
+
+class _Replay(Iterable[Any]):
+    """What a loader takes for its sampler."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self.make: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.make(iter(self._sampler))  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return len(self._sampler)

@@ -1,0 +1,142 @@
+"""How a worker asks its launcher who works together, in a job that outlives its workers, and how that is changed."""
+
+import contextlib
+import socket
+
+import msgspec
+
+from gradtide.errors import CommunicationError, ConfigError
+from gradtide.processes.ready import can_read
+
+__all__ = [
+    "Ask",
+    "Dismissed",
+    "Notice",
+    "Question",
+    "Roster",
+    "Scale",
+    "Watch",
+    "Watcher",
+    "address_of",
+    "ask",
+    "scale",
+]
+
+_MESSAGE_BYTES = 1 << 16
+_SCALE_S = 10.0
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Worker to launcher: whom do I work with? The generation it was in; 0 for one that has just started."""
+
+    rank: int
+    generation: int
+
+
+class Watch(msgspec.Struct, frozen=True, tag=True):
+    """Worker to launcher: tell me when somebody is to come or to go."""
+
+    rank: int
+
+
+class Scale(msgspec.Struct, frozen=True, tag=True):
+    """Anybody of this user to launcher: so many workers, please. Answered with a line of text."""
+
+    workers: int
+
+
+Question = Ask | Watch | Scale
+
+
+class Roster(msgspec.Struct, frozen=True):
+    """Launcher to workers: these work together. Those who know where the job stands come first."""
+
+    generation: int
+    ranks: tuple[int, ...]
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """Launcher to workers of a generation: somebody has come, or these are to go; ask at the end of a step who works
+    together then."""
+
+    generation: int
+    going: tuple[int, ...]
+
+
+class Dismissed(SystemExit):
+    """The launcher has let this worker go: it ends, and its job goes on. Its exit code is 0."""
+
+
+def address_of(job: str) -> str:
+    """Where the launcher of that job listens: an abstract UNIX socket."""
+    return f"gradtide-members-{job}"
+
+
+def ask(address: str, question: Ask, timeout_s: float) -> Roster:
+    """Waits until all who live have asked; the launcher, at that (abstract) address, then answers everybody."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as launcher:
+        launcher.settimeout(timeout_s)
+        try:
+            launcher.connect(f"\0{address}")
+            launcher.send(msgspec.json.encode(question))
+            answer = launcher.recv(_MESSAGE_BYTES)
+        except TimeoutError:
+            late = f"the launcher has not said who goes on within {timeout_s:g} s; is a worker stuck?"
+            raise CommunicationError(late) from None
+        except OSError as error:
+            gone = f"the launcher can't be asked who goes on ({error.strerror}); is it gone?"
+            raise CommunicationError(gone) from None
+    if not answer:
+        raise CommunicationError("the launcher hung up instead of saying who goes on; the job is ending")
+    return msgspec.json.decode(answer, type=Roster)
+
+
+def scale(job: str, workers: int) -> str:
+    """Asks a job for so many workers; returns what its launcher answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as launcher:
+        launcher.settimeout(_SCALE_S)
+        try:
+            launcher.connect(f"\0{address_of(job)}")
+            launcher.send(msgspec.json.encode(Scale(workers)))
+            answer = launcher.recv(_MESSAGE_BYTES).decode()
+        except TimeoutError:
+            raise CommunicationError(f"the launcher of {job} did not answer within {_SCALE_S:g} s") from None
+        except OSError:
+            text = f"no job {job} that can grow or shrink runs here; start it with --max-workers or --min-workers"
+            raise ConfigError(text) from None
+    if not answer.startswith("ok: "):
+        raise ConfigError(answer or f"the launcher of {job} hung up; the job is ending")
+    return answer.removeprefix("ok: ")
+
+
+class Watcher:
+    """A worker's ear for what its launcher says between steps. `notice` costs one system call."""
+
+    def __init__(self, address: str, rank: int) -> None:
+        self._launcher: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._launcher.setblocking(False)
+        try:
+            self._launcher.connect(f"\0{address}")
+            self._launcher.send(msgspec.json.encode(Watch(rank)))
+        except OSError:
+            self.close()
+
+    def notice(self) -> Notice | None:
+        """The latest that was said since the last time."""
+        found = None
+        while self._launcher is not None and can_read([self._launcher], 0):
+            try:
+                data = self._launcher.recv(_MESSAGE_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                self.close()  # the launcher is gone, and this process in a moment
+                break
+            found = msgspec.json.decode(data, type=Notice)
+        return found
+
+    def close(self) -> None:
+        launcher, self._launcher = self._launcher, None
+        if launcher is not None:
+            with contextlib.suppress(OSError):
+                launcher.close()

@@ -1,0 +1,7 @@
+"""How long a schedule will take.
+
+resources.py      links and wires that ops compete for
+sharing.py        how flows share them: max-min fair
+simulate.py       when each op starts and ends, what each link carries
+servers_model.py  the same for parameter servers in very large clusters
+"""

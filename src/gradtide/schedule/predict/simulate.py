@@ -1,0 +1,244 @@
+"""Predicts when each op of a schedule starts and ends, and what each link carries.
+
+An op may start when its deps have ended. It takes its route's latency, then moves its bytes at the rate that
+max-min fair sharing of all links and wires on the way gives it. Ops of one lane (channel, source, target) move
+one after the other, in the order of the list; their latencies overlap, as those of messages in flight do.
+"""
+
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gradtide.schedule.model import Schedule
+from gradtide.schedule.predict.resources import Resources
+from gradtide.schedule.predict.sharing import Path
+from gradtide.topology.model import Topology
+
+__all__ = ["Simulation", "simulate"]
+
+SAME_TIME = 1e-9  # events closer than that, relative to now, are one event: rounding must not split them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simulation:
+    """When everything happened. Arrays of ops stand in the schedule's order, those of links in the topology's."""
+
+    seconds: float
+    start_s: npt.NDArray[np.float64]  # the op's latency starts
+    moving_s: npt.NDArray[np.float64]  # its bytes start to move
+    end_s: npt.NDArray[np.float64]
+    link_bytes: npt.NDArray[np.float64]
+    busiest_link: str  # the link, or the shared wire, that its load keeps busy the longest
+    busiest_seconds: float
+    wire_bytes: float  # every op's bytes, counted once however long its route
+
+    def __repr__(self) -> str:
+        return f"Simulation({self.seconds:.6g} s, {len(self.end_s)} ops, busiest {self.busiest_link})"
+
+
+def simulate(
+    schedule: Schedule, topology: Topology, size_bytes: int, *, latency: bool = True, resources: Resources | None = None
+) -> Simulation:
+    """Runs the schedule on the topology's links. Without latency, what comes out is the bandwidth time alone."""
+    resources = resources or Resources(topology)
+    total = sum(schedule.weights)
+    chunk_bytes = [size_bytes * weight / total for weight in schedule.weights]
+    run = _Simulator(schedule, resources, chunk_bytes, latency)
+    run.to_the_end()
+    return _summary(schedule, topology, resources, run)
+
+
+class _Pair:
+    """The flows that move between one pair of ranks right now. All have the same rate, so one number serves all:
+    `served`, the bytes that each flow present since the beginning would have got. A flow ends when that reaches
+    its goal, and a change of rate moves one event, not one per flow."""
+
+    __slots__ = ("goals", "latency_s", "moment", "number", "path", "rate", "served", "version")
+
+    def __init__(self, number: int, path: Path, latency_s: float) -> None:
+        self.number, self.path, self.latency_s = number, path, latency_s
+        self.goals: list[tuple[float, int]] = []  # a heap of (served when it ends, op)
+        self.rate = self.served = self.moment = 0.0
+        self.version = 0
+
+    def advance(self, now: float) -> None:
+        self.served += self.rate * (now - self.moment)
+        self.moment = now
+
+
+class _Lane:
+    """The ops of one channel between one pair of ranks, and how many of them are over."""
+
+    __slots__ = ("done", "queue")
+
+    def __init__(self) -> None:
+        self.queue: list[int] = []
+        self.done = 0
+
+
+class _Simulator:
+    """The state of one simulation."""
+
+    def __init__(self, schedule: Schedule, resources: Resources, chunk_bytes: list[float], latency: bool) -> None:
+        ops, ranks, count = schedule.ops, schedule.ranks, len(schedule.ops)
+        self.bytes = [chunk_bytes[op.chunk] for op in ops]
+        self.start, self.moving, self.end = [0.0] * count, [0.0] * count, [0.0] * count
+        place = {op.id: at for at, op in enumerate(ops)}
+        self.missing = [len(op.deps) for op in ops]
+        self.followers: list[list[int]] = [[] for _ in ops]
+        pairs: dict[tuple[int, int], _Pair] = {}
+        lanes: dict[tuple[int, int, int], _Lane] = defaultdict(_Lane)
+        self.pair_of: list[_Pair] = []
+        self.lane_of: list[_Lane] = []
+        for at, op in enumerate(ops):
+            _, src, dst, _, _, deps, channel = op
+            for dep in deps:
+                self.followers[place[dep]].append(at)
+            pair = pairs.get((src, dst))
+            if pair is None:
+                path = resources.required(ranks[src], ranks[dst])
+                pair = pairs[src, dst] = _Pair(len(pairs), path, path.latency_s if latency else 0.0)
+            self.pair_of.append(pair)
+            lane = lanes[src, dst, channel]
+            lane.queue.append(at)
+            self.lane_of.append(lane)
+        self.pairs = list(pairs.values())
+        self.sharing = resources.sharing(tuple((ranks[src], ranks[dst]) for src, dst in pairs))
+        self.arrived = [False] * count  # its latency is over
+        self.events: list[tuple[float, int, int, int]] = []  # (time, op or -1, version, pair)
+        self.active = 0  # bit i: pair i has rivals, and flows
+        self.touched: dict[int, int] = {}  # pairs of this moment -> flows they had before it
+
+    def to_the_end(self) -> None:
+        for at, missing in enumerate(self.missing):
+            if not missing:
+                self._ready(at, 0.0)
+        self._share(0.0)
+        events, pairs = self.events, self.pairs
+        while events:
+            now = events[0][0]
+            limit = now + now * SAME_TIME
+            while events and events[0][0] <= limit:
+                _, op, version, number = heapq.heappop(events)
+                if op >= 0:
+                    self._arrive(op, now)
+                elif version == pairs[number].version:
+                    self._finish(pairs[number], now)
+            if self.touched:
+                self._share(now)
+        assert not any(self.missing), "a verified schedule always ends"
+
+    def _ready(self, at: int, now: float) -> None:
+        self.start[at] = now
+        pair = self.pair_of[at]
+        if pair.latency_s:
+            heapq.heappush(self.events, (now + pair.latency_s, at, 0, pair.number))
+        else:
+            self._arrive(at, now)
+
+    def _arrive(self, at: int, now: float) -> None:
+        self.arrived[at] = True
+        lane = self.lane_of[at]
+        if lane.queue[lane.done] == at:
+            self._move(at, now)
+
+    def _move(self, at: int, now: float) -> None:
+        """The op's bytes enter their links."""
+        pair = self.pair_of[at]
+        self.touched.setdefault(pair.number, len(pair.goals))
+        pair.advance(now)
+        self.moving[at] = now
+        heapq.heappush(pair.goals, (pair.served + self.bytes[at], at))
+
+    def _finish(self, pair: _Pair, now: float) -> None:
+        """The pair's first flow has ended, and with it those that end at the same moment."""
+        goals = pair.goals
+        self.touched.setdefault(pair.number, len(goals))
+        pair.version += 1
+        pair.advance(now)
+        reached = max(pair.served + pair.rate * now * SAME_TIME, goals[0][0])
+        ended = []
+        while goals and goals[0][0] <= reached:
+            ended.append(heapq.heappop(goals)[1])
+        if not goals:
+            pair.served = 0.0  # keeps the sum small, so that it stays exact
+        for at in ended:
+            self._end(at, now)
+
+    def _end(self, at: int, now: float) -> None:
+        self.end[at] = now
+        lane = self.lane_of[at]
+        lane.done += 1
+        if lane.done < len(lane.queue) and self.arrived[lane.queue[lane.done]]:
+            self._move(lane.queue[lane.done], now)
+        missing = self.missing
+        for follower in self.followers[at]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                self._ready(follower, now)
+
+    def _share(self, now: float) -> None:
+        """New rates for those whose company changed in this moment, and a new end for whoever has a new rate."""
+        changed, rivals = 0, self.sharing.rivals
+        for number, before in self.touched.items():
+            pair = self.pairs[number]
+            count = len(pair.goals)
+            if count == before:
+                continue
+            if not rivals[number]:
+                pair.rate = pair.path.bytes_per_s / count if count else 0.0
+                continue
+            changed |= 1 << number | rivals[number]
+            if not count:
+                pair.rate = 0.0
+                self.active &= ~(1 << number)
+            elif not before:
+                self.active |= 1 << number
+        if changed:
+            for company, members in self.sharing.companies(self.active):
+                if company & changed:
+                    self._share_fairly(company, members, now)
+        for number in self.touched:
+            self._plan_end(self.pairs[number], now)
+        self.touched = {}
+
+    def _share_fairly(self, company: int, members: list[int], now: float) -> None:
+        pairs = self.pairs
+        counts = tuple([len(pairs[number].goals) for number in members])
+        for number, rate in zip(members, self.sharing.fair_rates(members, counts, company), strict=True):
+            pair = pairs[number]
+            if rate != pair.rate:
+                pair.advance(now)
+                pair.rate = rate
+                self.touched[pair.number] = -1
+
+    def _plan_end(self, pair: _Pair, now: float) -> None:
+        pair.version += 1
+        if pair.goals:
+            end = now + max(0.0, pair.goals[0][0] - pair.served) / pair.rate
+            heapq.heappush(self.events, (end, -1, pair.version, pair.number))
+
+
+def _summary(schedule: Schedule, topology: Topology, resources: Resources, run: _Simulator) -> Simulation:
+    sent = [0.0] * len(run.pairs)  # between each pair
+    for pair, size in zip(run.pair_of, run.bytes, strict=True):
+        sent[pair.number] += size
+    carried = np.zeros(len(resources.capacity))
+    for pair in run.pairs:
+        for resource in pair.path.resources:
+            carried[resource] += sent[pair.number]
+    busy = carried / np.array(resources.capacity)
+    busiest = int((busy >= busy.max() * (1 - 1e-9)).argmax()) if busy.size else -1  # of equals the first
+    return Simulation(
+        seconds=max(run.end, default=0.0),
+        start_s=np.array(run.start),
+        moving_s=np.array(run.moving),
+        end_s=np.array(run.end),
+        link_bytes=carried[: len(topology.links)],
+        busiest_link=resources.names[busiest] if schedule.ops else "",
+        busiest_seconds=float(busy[busiest]) if schedule.ops else 0.0,
+        wire_bytes=sum(run.bytes),
+    )

@@ -1,0 +1,189 @@
+"""A store on this machine: coordinator and servers as real processes that heal, in a folder that only you can enter."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import Self
+
+import msgspec
+
+from gradtide.errors import CommunicationError, ConfigError, PeerTimeout
+from gradtide.processes.ready import can_read
+from gradtide.processes.scratch import ScratchFolder
+from gradtide.store.coordinator.loss_policy import Policy
+from gradtide.store.coordinator.membership import WORKER_LEASE_S
+from gradtide.store.coordinator.recovery import Recovering
+from gradtide.store.local.forkserver import Alive, Command
+from gradtide.store.local.roles import Role
+from gradtide.store.local.scaling import SCALE_S, Scaled, scale
+
+__all__ = ["Forks", "LocalServers", "local_servers"]
+
+_READY_S = 60.0
+
+
+class Forks:
+    """The fork server, as its parent sees it. One can serve several stores."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "gradtide.store.local.forkserver"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._lock = threading.Lock()
+        self._read_line()
+
+    def ask(self, command: Command) -> list[Alive]:
+        with self._lock:
+            assert self._process.stdin is not None
+            try:
+                self._process.stdin.write(msgspec.json.encode(command) + b"\n")
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                raise CommunicationError("the process that makes local servers is gone; start them again") from None
+            return msgspec.json.decode(self._read_line(), type=list[Alive])
+
+    def _read_line(self) -> bytes:
+        assert self._process.stdout is not None
+        if not can_read([self._process.stdout], _READY_S):
+            raise PeerTimeout(f"the process that makes local servers did not answer within {_READY_S:g} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise CommunicationError("the process that makes local servers is gone; its own output says why")
+        return line
+
+    def close(self) -> None:
+        """Ends everything that it made, and itself."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class LocalServers:
+    """A running store. `.address` is what `gradtide.connect` wants; `.processes` are the living, each with a .pid."""
+
+    def __init__(
+        self,
+        servers: int,
+        *,
+        replicas: int = 0,
+        lease_s: float = 2.0,
+        worker_lease_s: float = WORKER_LEASE_S,
+        forks: Forks | None = None,
+        recovering: Recovering | None = None,
+    ) -> None:
+        if servers < 1:
+            raise ConfigError(f"{servers} servers can't hold anything; start at least one")
+        if not 0 <= replicas < servers:
+            raise ConfigError(
+                f"{replicas} replicas need {replicas + 1} servers, not {servers}: each copy is on another"
+            )
+        recovering = recovering or Recovering()
+        recovering.check()
+        self._scratch = ScratchFolder()
+        self.folder = self._scratch.path
+        self.address = f"unix:{self.folder}/coordinator"
+        self._own, self._closed = forks is None, False
+        self._forks = forks or Forks()
+        journal = f"{self.folder}/journal"
+        roles = [
+            Role(
+                role="coordinator", name="coordinator", address=self.address, lease_s=lease_s, journal=journal,
+                worker_lease_s=worker_lease_s,
+                restore=recovering.restore, checkpoints=recovering.checkpoints, after_loss=recovering.after_loss,
+            )
+        ]  # fmt: skip
+        for i in range(servers):
+            address = f"unix:{self.folder}/server-{i}"
+            roles.append(
+                Role(
+                    role="server", name=f"server-{i}", address=address, coordinator=self.address, expected=servers,
+                    replicas=replicas,
+                )
+            )  # fmt: skip
+        self._forks.ask(Command("start", self.folder, tuple(roles)))
+
+    @property
+    def processes(self) -> list[Alive]:
+        """The living. One that died is replaced within a moment, by one with another pid."""
+        return [process for process in self._forks.ask(Command("list", self.folder)) if process.pid]
+
+    def scale(self, servers: int, *, timeout_s: float = SCALE_S) -> Scaled:
+        """Starts servers or lets some go; returns when everything has moved to where it is to stay."""
+        return scale(self.address, servers, timeout_s=timeout_s)
+
+    def wait_until_healed(self, dead_pid: int, timeout_s: float = 10.0) -> None:
+        """Until the process that had this pid is gone and another one is in its place."""
+        count, deadline_s = len(self._forks.ask(Command("list", self.folder))), time.monotonic() + timeout_s
+        while True:
+            pids = [process.pid for process in self.processes]
+            if dead_pid not in pids and len(pids) == count:
+                return
+            if time.monotonic() > deadline_s:
+                raise PeerTimeout(f"nothing has taken the place of process {dead_pid} within {timeout_s:g} s")
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Ends the processes and removes their folder. Once more does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(CommunicationError):
+            self._forks.ask(Command("stop", self.folder))
+        if self._own:
+            self._forks.close()
+        self._scratch.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def local_servers(
+    servers: int = 1,
+    *,
+    replicas: int = 0,
+    lease_s: float = 2.0,
+    worker_lease_s: float = WORKER_LEASE_S,
+    forks: Forks | None = None,
+    restore: str | os.PathLike[str] | None = None,
+    checkpoints: str | os.PathLike[str] | None = None,
+    after_loss: Policy = "empty",
+) -> LocalServers:
+    """Starts a store on this machine: `with gradtide.local_servers(2) as servers: ...`.
+
+    With `replicas=1` each shard is on two servers, and nothing that was acknowledged is lost when one of them dies.
+    With `restore` it begins with a checkpoint, of however many servers. `after_loss` says what becomes of shards when
+    more servers die than there are replicas: they begin empty, or with the last of `checkpoints`: they alone
+    ("continue"), or all shards together ("rewind"). A worker that hangs is struck off after `worker_lease_s`, and is in
+    again when it goes on.
+    """
+    recovering = Recovering(_text(restore), _text(checkpoints), after_loss)
+    return LocalServers(
+        servers,
+        replicas=replicas,
+        lease_s=lease_s,
+        worker_lease_s=worker_lease_s,
+        forks=forks,
+        recovering=recovering,
+    )
+
+
+def _text(path: str | os.PathLike[str] | None) -> str:
+    return "" if path is None else os.fspath(path)

@@ -1,0 +1,156 @@
+"""How a store is: asked of the coordinator and of each server by itself, so that one that hangs is seen to hang."""
+
+import time
+from dataclasses import dataclass
+
+from gradtide.errors import CommunicationError, FrameError
+from gradtide.store.coordinator.assignment import host_of
+from gradtide.store.wire.messages import (
+    Health,
+    Inspect,
+    Inspected,
+    Message,
+    PeerState,
+    Resize,
+    Table,
+    decode,
+    encode,
+    too_few_servers,
+)
+from gradtide.transport.authenticate import dial as reach
+from gradtide.transport.authenticate import parse_address
+from gradtide.transport.connection import open_connection
+from gradtide.transport.keys import Credentials
+
+__all__ = ["Status", "ask", "ask_status", "complaints", "inspect", "notes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the coordinator says, and each server of its table; None for one that does not answer."""
+
+    coordinator: Inspected
+    servers: dict[str, Health | None]
+
+
+def ask_status(address: str, credentials: Credentials | None = None, timeout_s: float = 2.0) -> Status:
+    """Raises when even the coordinator does not answer."""
+    told = inspect(address, credentials, timeout_s)
+    servers: dict[str, Health | None] = {}
+    for entry in told.table.servers if told.table is not None else ():
+        try:
+            answer = ask(entry.address, credentials, timeout_s=timeout_s)
+        except CommunicationError:
+            answer = None
+        servers[entry.name] = answer if isinstance(answer, Health) else None
+    return Status(told, servers)
+
+
+def inspect(address: str, credentials: Credentials | None = None, timeout_s: float = 2.0) -> Inspected:
+    """What the coordinator there says of its store."""
+    told = ask(address, credentials, timeout_s=timeout_s)
+    if not isinstance(told, Inspected):
+        raise FrameError(f"there is no coordinator of a store at {address}; give its address")
+    return told
+
+
+def ask(
+    address: str,
+    credentials: Credentials | None = None,
+    question: Inspect | Resize | None = None,
+    *,
+    timeout_s: float = 2.0,
+) -> Message:
+    """The answer of whoever listens there; how it is, unless there is another question."""
+    deadline_s = time.monotonic() + timeout_s
+    line = reach(parse_address(address), credentials or Credentials(), "operator", timeout_s)
+    connection = open_connection(line, address)
+    heard: list[Message] = []
+    try:
+        connection.on_messages(lambda data: heard.append(decode(data)), lambda: None)
+        connection.send(encode(question or Inspect()))
+        while not heard:
+            connection.wait(deadline_s - time.monotonic(), "how it is")
+            connection.receive()
+    finally:
+        connection.close()
+    return heard[0]
+
+
+def complaints(status: Status) -> list[str]:
+    """What is wrong, or less safe than was asked for, worst first, one line each; nothing when all is well."""
+    told, table = status.coordinator, status.coordinator.table
+    silent = {peer.name: peer.silent_s for peer in told.peers if not peer.alive}
+    if table is None:
+        there = sum(peer.role == "server" for peer in told.peers)
+        return [f"no table yet: {there} of {told.expected_servers} servers have come; start the others"]
+    found = []
+    for i, entry in enumerate(table.servers):
+        if entry.name in silent:
+            held = table.owners.count(i)
+            what = f"and {held} shards have no other copy: start it again" if held else "others have taken over"
+            found.append(f"{entry.name} has not been heard of for {silent[entry.name]:.1f} s, {what}")
+        elif status.servers[entry.name] is None:
+            found.append(f"{entry.name} at {entry.address} does not answer: is it stopped or overloaded?")
+    found += told.worries
+    if table.short_of_copies:
+        joining = sum(bool(names) for names in table.joining)
+        line = f"{table.short_of_copies} of {len(table.owners)} shards lack a replica; for {joining} one is being made"
+        too_few = len(table.servers) <= table.replicas
+        found.append(line + (f"; {too_few_servers(table)}" if too_few else ""))
+    elif table.replicas and (together := _on_one_machine(table)):
+        found.append(f"all copies of {together} shards are on one machine: start servers on others")
+    known = {source.epoch: source for source in table.sources}
+    lost = sum(epoch > 0 and epoch not in known for epoch in table.lost)
+    if lost:
+        found.append(f"{lost} shards had to begin anew: more servers died than there were replicas")
+    for epoch in sorted(set(table.lost) & set(known) - {1}):
+        count, source = table.lost.count(epoch), known[epoch]
+        found.append(f"{count} shards went back to {source.folder}: more servers died than there were replicas")
+    for health in status.servers.values():
+        if health is not None:
+            found += _of_server(health, table.epoch)
+    return found
+
+
+def _on_one_machine(table: Table) -> int:
+    """How many shards die with one machine; all servers on UNIX sockets are on this one, as they are meant to be."""
+    hosts = [host_of(server) for server in table.servers]
+    if set(hosts) == {""}:
+        return 0
+    return sum(
+        len({hosts[i] for i in (owner, *backups)}) == 1
+        for owner, backups in zip(table.owners, table.backups, strict=True)
+    )
+
+
+def _of_server(health: Health, epoch: int) -> list[str]:
+    found = []
+    if health.epoch != epoch:
+        found.append(f"{health.server} is at epoch {health.epoch}, the table at {epoch}: can it reach the coordinator?")
+    if health.lapsed:
+        found.append(f"{health.server} answers nobody: neither coordinator nor replicas confirm that it is primary")
+    if health.held:
+        behind = ", ".join(f"{name} by {lag}" for name, lag in health.lag.items() if lag)
+        found.append(
+            f"{health.held} answers of {health.server} wait for replicas that are behind: {behind or 'unknown'}"
+        )
+    return found
+
+
+def notes(status: Status) -> list[str]:
+    """What goes on, and is no reason to worry; one line each."""
+    table, found = status.coordinator.table, []
+    for i in table.leaving if table is not None else ():
+        assert table is not None
+        held = table.owners.count(i)
+        found.append(f"{table.servers[i].name} is on its way out, and still primary of {held} shards")
+    workers = {peer.worker: peer for peer in status.coordinator.peers if peer.role == "worker"}
+    for round_ in (round_ for health in status.servers.values() if health is not None for round_ in health.rounds):
+        late = [f"worker {w}" + _silence(workers.get(w)) for w in round_.waits_for]
+        found.append(f"round {round_.round} of {round_.key} waits for {', '.join(late) or 'the next decree'}")
+    return found
+
+
+def _silence(peer: PeerState | None) -> str:
+    return " (alive)" if peer is not None and peer.alive else " (silent)"

@@ -1,0 +1,9 @@
+"""What a push does to a value.
+
+arithmetic.py   what a shard needs of numbers, as a protocol
+tensors.py      tensors as raw memory, and their dtypes by name
+reductions.py   semirings, their laws, means
+fused.py        where torch's fused kernels do what its plain ones do
+updates.py      update rules on tensors: reductions and torch.optim
+consistency.py  how async, bsp and bounded:k are written
+"""

@@ -1,0 +1,8 @@
+"""Shards to files and back, on the server's side; the client's side is client/checkpointing.py.
+
+cutter.py       a server's part in checkpoints: copies its shards at the cut, writes them in a thread
+copies.py       memory for these copies, kept from one checkpoint to the next
+shard_file.py   shards as parts of a checkpoint's files, and back
+loading.py      a server's shards from a checkpoint
+export.py       a checkpoint as one plain file of tensors, and back
+"""

@@ -1,0 +1,75 @@
+"""What servers that only average keep of a model: its gradients, and which of them there are in a round."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gradtide.errors import ConfigError
+from gradtide.sync.state import DIGEST_BYTES, Options
+from gradtide.sync.trained import Trained
+
+__all__ = ["Averages"]
+
+# Keys beside those of parameters and buffers.
+_USED, _SPARSE = "which parameters have a gradient", "which rows have a gradient: "
+
+
+class Averages:
+    """`room` is where they are pulled to, by key."""
+
+    def __init__(self, trained: Trained, key: Callable[[str], str], *, in_step: bool) -> None:
+        """`in_step`: all workers are in the same step, so that their options can be compared."""
+        self._trained, self._key, self._in_step = trained, key, in_step
+        self._used = key(f"{_USED}, of {len(trained.parameters)}")
+        self._sparse = _find_sparse(trained)
+        self.room = {key(n): torch.zeros_like(p) for n, p in zip(trained.names, trained.parameters, strict=True)}
+        self.room[self._used] = torch.zeros(2 * len(trained.parameters) + DIGEST_BYTES + 1)
+        for index in self._sparse:
+            self.room[key(_SPARSE + trained.names[index])] = torch.zeros(trained.parameters[index].shape[0])
+
+    def flags(self, late: bool) -> dict[str, Tensor]:
+        """What this worker pushes beside its gradients."""
+        gradients = [parameter.grad for parameter in self._trained.parameters]
+        used = [float(g is not None) for g in gradients] + [float(g is not None and g.is_sparse) for g in gradients]
+        flags = {self._used: torch.tensor([*used, *map(float, Options(self._trained).digest()), float(late)])}
+        for index in self._sparse:
+            gradient = gradients[index]
+            rows = torch.zeros(self._trained.parameters[index].shape[0])
+            if gradient is not None:
+                rows[gradient.coalesce().indices()[0] if gradient.is_sparse else slice(None)] = 1.0
+            flags[self._key(_SPARSE + self._trained.names[index])] = rows
+        return flags
+
+    def hand_out(self) -> bool:
+        """Each .grad is a tensor of its own, as backward made it. Returns whether a worker was late."""
+        count = len(self._trained.parameters)
+        used, sparse, digest, late = self.room[self._used].split([count, count, DIGEST_BYTES, 1])
+        self._check_options(digest)
+        for index, parameter in enumerate(self._trained.parameters):
+            name = self._trained.names[index]
+            gradient = self.room[self._key(name)]
+            if not used[index]:
+                parameter.grad = None
+            elif sparse[index]:
+                rows = self.room[self._key(_SPARSE + name)].nonzero().flatten()
+                parameter.grad = torch.sparse_coo_tensor(rows[None], gradient[rows], parameter.shape).coalesce()
+            else:
+                parameter.grad = gradient.clone()
+        return bool(late)
+
+    def _check_options(self, mean: Tensor) -> None:
+        """The mean of the workers' digests must be everybody's own."""
+        own = torch.tensor(list(Options(self._trained).digest()), dtype=mean.dtype)
+        if self._in_step and not torch.allclose(mean, own, rtol=0, atol=1e-3):
+            raise ConfigError(
+                "the options of the optimizers (the learning rate, say) differ between workers, and over servers that "
+                "only average each worker steps with its own; set them alike on all"
+            )
+
+
+def _find_sparse(trained: Trained) -> list[int]:
+    """Parameters whose gradients are sparse: those of Embedding(sparse=True)."""
+    modules = [module for module in trained.module.modules() if getattr(module, "sparse", False) is True]
+    found = {id(getattr(module, "weight", None)) for module in modules}
+    return [index for index, parameter in enumerate(trained.parameters) if id(parameter) in found]

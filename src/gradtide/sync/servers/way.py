@@ -1,0 +1,473 @@
+"""The way of a gradient to the servers and back: pushed as backward goes on; values are pulled at the step.
+
+Each parameter is a key under its own name. With an elementwise optimizer the servers step, by torch.optim itself; with
+any other, with norm clipping, or if asked to, they only average: the gradient of all is pulled when backward ends, and
+every worker takes the same step with it.
+"""
+
+import atexit
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradtide.errors import Closed, ConfigError, PeerLost
+from gradtide.events import Emit, GradientsSynchronised, Waiting
+from gradtide.handle import Handle
+from gradtide.processes.job_protocol import Dismissed
+from gradtide.store import Store, connect, update
+from gradtide.sync.buckets import Buckets
+from gradtide.sync.guard import Guard, LateGuard, StateKeeper
+from gradtide.sync.job import Job
+from gradtide.sync.servers.averages import Averages
+from gradtide.sync.servers.lodging import Lodging
+from gradtide.sync.servers.options import ToldOptions, why_servers_cannot_step
+from gradtide.sync.servers.settings import Servers
+from gradtide.sync.trained import Trained, has_stepped
+
+__all__ = ["ServersWay"]
+
+_LOOK_S = 0.02
+_WORD_S = 5.0  # for the coordinator to say who has gone; while it is down work goes on without
+_NEARLY_NOUGHT = 1e-30  # what counts nothing beside anything else, and all where there is nothing else
+_CALM_STEPS = 3  # with one backward each, before gradients leave while backward goes on
+
+
+class ServersWay:
+    """The way of workers whose parameters live on servers."""
+
+    is_collective = False  # everybody comes and goes by itself
+
+    def __init__(
+        self, trained: Trained, job: Job, servers: Servers, emit: Emit, *, overlap: bool, workers_step: bool = False
+    ) -> None:
+        self._emit = emit
+        self._job, self._overlap, self._mode = job, overlap, servers.mode
+        address = servers.address or job.store
+        consistency = servers.consistency
+        if address is None:
+            raise ConfigError("this job has no servers; start it with gradtide run --servers 2, or give their address=")
+        if address in job.served:
+            raise ConfigError(
+                f"this worker trains another model through the servers at {address} already; close it, or put both "
+                "into one module and wrap it with a list of optimizers"
+            )
+        why = "share_parameters=False" if workers_step else why_servers_cannot_step(trained)
+        if not why and has_stepped(trained.optimizer):
+            why = "the optimizer has state of earlier steps, which servers would begin without"
+        self.servers_step, self.workers_step = not why, bool(why)
+        if why and servers.mode == "async":
+            raise ConfigError(
+                f"in async every push is an update, so the servers must step, and they can't with {why}; use 'bsp' or "
+                "'bounded:2'"
+            )
+        who = f"the workers step ({why})" if why else "the servers step"
+        self.reason = f"servers at {address}, {servers.mode}; {who}"
+        self._number = job.rank
+        self._round, self.led = 0, job.rank == 0  # the last round that was pushed for, and whether as the first worker
+        self._place = job.rank, job.size  # the job's own, which the store's members change while this way is gone
+        self._uneven, self._uneven_until = False, 0  # whether in join(); the last round that was in it
+        self._until = 0  # the first step that this worker need not take, once it is to go
+        job.apart = job.apart or job.elastic is not None
+        self._calm, self._fired, self._hook = 0, set[int](), None
+        self._keeper: StateKeeper | None = None
+        self._pushed = False  # something, so that the servers may have stepped
+        self._told = False  # whether the servers know the options of this step
+        self._weighed: float | None = None  # what weigh() said for this step
+        self.store = self._connect(address, consistency, servers)
+        self._address = address
+        job.served.add(address)
+        self._lodging = Lodging(self.store, job, servers, *self._place)
+        self._options = ToldOptions(self.store, job, self._lodging, in_rounds=self._mode != "async")
+        self._follow_members()
+        self._waiting: list[Handle[None]] = []
+        self._lay_out(trained)
+        try:
+            self._move_in()
+        except BaseException:
+            self.close()
+            raise
+        self._values_seen.remember_all(trained.parameters)
+        atexit.register(self._end)
+        if self.servers_step:
+            self._hook = trained.optimizer.register_load_state_dict_pre_hook(_refuse_state)
+            self._keeper = StateKeeper(trained.optimizer, _HELD)
+
+    def _end(self) -> None:
+        """A script that ends well without model.close() has sent its last gradients too."""
+        with contextlib.suppress(Closed):  # a process that was forked from this one uses nothing of it
+            if getattr(sys, "last_value", None) is None:
+                self.finish()
+            self.store.close()
+
+    def _lay_out(self, trained: Trained) -> None:
+        self._trained = trained
+        self._values = {self._key(n): p.detach() for n, p in zip(trained.names, trained.parameters, strict=True)}
+        if self.workers_step:
+            self._averages = Averages(trained, self._key, in_step=self._mode == "bsp")
+        self._buckets = Buckets(trained.parameters, overlap=self._overlap)
+        if self.servers_step:
+            self._options.follow(trained)
+        self._given, self._values_seen = (Guard(len(trained.parameters)) for _ in range(2))
+        self._late_guard = LateGuard(trained)
+        self._weights = [0.0] * len(trained.parameters)  # what those that are ready count
+
+    def follow(self, trained: Trained) -> None:
+        """Some parameters are trained from now on that were not, or the other way round."""
+        if self._buckets.left:
+            raise ConfigError(
+                "other parameters are to be trained now (frozen, unfrozen, added), but gradients have left for this "
+                "step already; call step() first, or make the model with overlap=False"
+            )
+        if self.servers_step:
+            self._check_values()
+        for handle in self._waiting:
+            handle.wait()
+        self._waiting.clear()
+        before, weighed = dict(self._values), self._weighed  # which is said before forward, where this is called
+        if self.servers_step and why_servers_cannot_step(trained):
+            raise ConfigError(
+                f"the servers step, and can't go on: {why_servers_cannot_step(trained)}; make the model anew"
+            )
+        self._lay_out(trained)
+        if self._job.rank == 0:  # whoever is the first now
+            self._lodging.make_keys(self._values if self.servers_step else self._averages.room, self._rule)
+        self._lodging.wait_for(list(self._values if self.servers_step else self._averages.room))
+        if self.servers_step:
+            new = {key: value for key, value in self._values.items() if key not in before}
+            if new:
+                self.store.pull(new)
+        self._next_step()
+        self._weighed = weighed
+        self._values_seen.remember_all(trained.parameters)
+
+    def _key(self, name: str) -> str:
+        return self._lodging.key(name)
+
+    def _connect(self, address: str, consistency: str, servers: Servers) -> Store:
+        """One that was started again is refused while the lease of the one that died still runs."""
+        job, deadline_s = self._job, time.monotonic() + self._job.timeout_s
+        while True:
+            try:
+                return connect(
+                    address,
+                    worker=self._number,
+                    workers=job.size,
+                    consistency=consistency,
+                    secret_file=servers.secret_file,
+                    insecure_network=servers.insecure_network,
+                    timeouts=job.timeouts,
+                )
+            except PeerLost:
+                if not job.incarnation or time.monotonic() > deadline_s:
+                    raise
+                time.sleep(_LOOK_S)
+
+    # --- a gradient's way ---
+
+    def ready(self, index: int, weight: float) -> None:
+        if index in self._fired:
+            self._calm = -1  # one more backward before the step: gradients must wait for it from now on
+        self._fired.add(index)
+        self._weights[index] = weight
+        gradient = self._trained.parameters[index].grad
+        self._given.remember(index, gradient)
+        if self._overlap and (self._calm >= _CALM_STEPS or self._buckets.left):
+            leaving = self._buckets.put(index)
+            if leaving is None:
+                raise ConfigError(
+                    f"{self._trained.names[index]} got a gradient twice before step(), and the first has left; put all "
+                    "but the last backward in no_sync(), or make the model with overlap=False"
+                )
+            for bucket in leaving:
+                self._push(bucket.indices, self._weights)
+
+    def _push(self, indices: Sequence[int], weights: Sequence[float]) -> None:
+        """Who has no gradient of a parameter says so with a negative weight: if nobody has, nothing happens to it."""
+        self._begin_round()
+        names, parameters = self._trained.names, self._trained.parameters
+        by_weight: dict[float, dict[str, Tensor]] = {}
+        for index in indices:
+            gradient, counts = self._measured(parameters[index].grad, weights[index])
+            if gradient is None:
+                gradient, counts = torch.zeros_like(parameters[index]), -counts if self.servers_step else counts
+            by_weight.setdefault(counts, {})[self._key(names[index])] = _dense(gradient)
+        for counts, named in by_weight.items():
+            self._waiting.append(self.store.push(named, weight=counts))
+
+    def _measured(self, gradient: Tensor | None, counts: float) -> tuple[Tensor | None, float]:
+        """The servers divide by the sum of the weights, so all must be of one batch: the one that comes before this
+        step. A gradient that stayed from an earlier one is brought to its measure."""
+        if self._mode == "async":
+            return gradient, 1.0
+        now = self._job.weight if self._weighed is None else self._weighed
+        if gradient is None or counts == now:
+            return gradient, now
+        now = now or _NEARLY_NOUGHT
+        return gradient * (counts / now), now
+
+    def synchronise(self, weights: Sequence[float], late: bool) -> None:
+        if self.servers_step:
+            raise ConfigError(
+                "the servers take the step, so no worker ever has the whole gradient; make the model with "
+                "share_parameters=False, or say clip_norm=, and they only average"
+            )
+        self._push_the_rest(weights)
+        self._waiting.append(self.store.push(self._averages.flags(late)))
+        self._wait_for_the_round()
+        self.store.pull(self._averages.room)
+        self._late_guard.watch(self._averages.hand_out())
+        self._next_step()
+        self._follow_members()
+
+    def step(self, weights: Sequence[float]) -> None:
+        self._check_edits()
+        if self._buckets.left and self._options.outdated:
+            raise ConfigError(
+                "an option of the optimizer was changed between backward and step, when gradients had left for the "
+                "servers, which step with it; change options before backward, or make the model with overlap=False"
+            )
+        self._push_the_rest(weights)
+        self._wait_for_the_round()
+        self.store.pull(self._values)
+        for parameter in self._trained.parameters:
+            parameter.grad = None
+        self._follow_members()
+        self._waiting = [handle for handle in self._waiting if not _ended(handle)]
+        self._next_step()
+        self._values_seen.remember_all(self._trained.parameters)
+
+    def check_step(self) -> None:
+        """Before the optimizer steps, where workers do."""
+        self._late_guard.check()
+
+    def _check_edits(self) -> None:
+        for index, parameter in enumerate(self._trained.parameters):
+            if self._given.knows(index) and self._given.is_changed(index, parameter.grad):
+                raise ConfigError(
+                    f"the gradient of {self._trained.names[index]} was changed between backward and step, but it is "
+                    "this worker's alone: the servers step; make the model with share_parameters=False, or say "
+                    "clip_norm=, and they only average"
+                )
+        self._check_values()
+
+    def _check_values(self) -> None:
+        edited = self._values_seen.changed(self._trained.parameters)
+        if edited is not None:
+            raise ConfigError(
+                f"{self._trained.names[edited]} was changed, but the servers hold it and step it; make the model with "
+                "share_parameters=False, and each worker does"
+            )
+
+    @contextmanager
+    def edit(self) -> Iterator[None]:
+        """All workers change their parameters alike."""
+        if self.servers_step:
+            raise ConfigError(
+                "the servers hold the parameters and step them, so workers can't change them; make the model with "
+                "share_parameters=False, and each worker does"
+            )
+        yield
+
+    def _follow_members(self) -> None:
+        """Who is in the next step shares its batch; the first of them speaks for all."""
+        if self._until and self.store.step >= self._until:
+            self.close()
+            raise Dismissed(0)
+        if self._mode == "async" and self._job.elastic is None:
+            return  # who ends first has done its own part of every batch
+        members, led = self.store.members, self._job.rank == 0
+        if self._number in members:
+            self._job.rank, self._job.size = members.index(self._number), len(members)
+            self._options.took_over |= self._job.rank == 0 and not led
+
+    def depart(self) -> None:
+        """Goes after the next few steps, when the others know it; in async, where nobody waits, at once."""
+        if self._mode == "async":
+            self.close()
+            raise Dismissed(0)
+        self._until = self._until or self.store.announce_leave()
+
+    def _wait_for_the_round(self) -> None:
+        """In bsp, until the round is closed. Otherwise what was pushed may take its time: pull waits if it must."""
+        self._emit(Waiting())
+        if self._mode == "bsp":
+            for handle in self._waiting:
+                handle.wait()
+        self._emit(GradientsSynchronised(sum(p.nbytes for p in self._trained.parameters)))
+
+    def _push_the_rest(self, weights: Sequence[float]) -> None:
+        rest = [index for bucket in self._buckets.rest() for index in bucket.indices]
+        if rest:
+            self._push(sorted(rest), weights)
+
+    def _next_step(self) -> None:
+        self._buckets.restart()
+        self._calm += self._calm >= 0 and bool(self._fired)  # one whose backwards were all in no_sync tells nothing
+        self._fired.clear()
+        self._given.next_look()
+        self._told, self._weighed = False, None
+        self._lodging.tell_script()
+
+    def weigh(self, terms: float, otherwise: float) -> float:
+        self._weighed = terms or _NEARLY_NOUGHT * otherwise
+        return self._weighed
+
+    def _buffers(self, round_: int) -> dict[str, Tensor]:
+        """In bsp rounds take turns with two keys for each buffer: when one is written again, everybody has read it."""
+        turn = " of odd rounds" if self._mode == "bsp" and round_ % 2 else ""
+        return {self._key(f"buffer {name}{turn}"): buffer for name, buffer in self._trained.buffers}
+
+    def share_buffers(self, root: int = 0) -> None:
+        """In bsp those of the first worker are there before the round can close. Otherwise they are the newest."""
+        buffers = self._buffers(self._round)
+        if not buffers:
+            return
+        if self.led:
+            if self._mode != "bsp":
+                self.store.push(buffers, wait=True)
+        else:
+            self.store.pull(buffers)
+
+    def add_up(self, numbers: Tensor) -> Tensor:
+        return numbers
+
+    # --- the store ---
+
+    def _move_in(self) -> None:
+        """Every worker begins with what worker 0 has, or with what is there."""
+        trained, loose = self._trained, {**self._buffers(0), **self._buffers(1)}
+        if self._number == 0 and self._buffers(0).keys() <= set(self.store.keys()) and trained.buffers:
+            self.store.pull(self._buffers(0))  # of a checkpoint that was made when there was one key for each
+        keys = self._values if self.servers_step else self._averages.room
+        later = self._lodging.move_in(trained, keys, self._rule, loose, whole=self.workers_step)
+        self._follow_members()
+        self._round = max(0, self.store.step - 1)
+        if later and self.workers_step:
+            raise ConfigError(
+                "this worker comes to a training that is under way, but servers that only average don't hold the "
+                "parameters; use an elementwise optimizer without clip_norm, so that they do, or train without servers"
+            )
+        self._pull_all()
+
+    def _pull_all(self) -> None:
+        wanted = {**self._buffers(self._round), **(self._values if self.servers_step else {})}
+        if wanted:
+            self.store.pull(wanted)
+
+    def _rule(self, key: str) -> Any:
+        if not self.servers_step:
+            return update("mean")
+        return self._options.rule(key)
+
+    def _begin_round(self) -> None:
+        """Before the first gradient leaves, so that the round can't close without it: buffers, and options."""
+        if self._told:
+            return
+        self._check_all_go_on(self.store.step)
+        self._pushed = True
+        self._told, self._round, self.led = True, self.store.step, self._job.rank == 0
+        if self.led and self._mode == "bsp" and (buffers := self._buffers(self._round)):
+            self.store.push(buffers, wait=True)
+        if self.servers_step:
+            self._options.tell()
+
+    def _check_all_go_on(self, round_: int) -> None:
+        """One who has taken its last step has no part in this round, which would be a step of the others' parts."""
+        if self._mode == "async" or self._job.elastic is not None or self._uneven or round_ <= self._uneven_until:
+            return
+        for member in self.store.ended:
+            if member.until <= round_ and member.client in self._lodging.clients:
+                raise ConfigError(
+                    f"worker {member.worker} has taken its last step, or was lost, and worker {self._number} takes "
+                    "another; give all workers as many steps: leave a loop over gradtide.shard on all of them or on "
+                    "none, and put loops of different lengths into `with model.join():`"
+                )
+
+    @contextmanager
+    def uneven(self) -> Iterator[None]:
+        """In it some workers may take more steps than others: who goes on shares the batches of those who ended."""
+        self._uneven = True
+        try:
+            yield
+        finally:
+            self._uneven, self._uneven_until = False, self._round
+
+    def begin_again(self) -> None:
+        self._waiting.clear()
+        for parameter in self._trained.parameters:
+            parameter.grad = None
+        self._next_step()
+        if self.servers_step:
+            self._options.follow(self._trained)
+        self._pull_all()
+        self._values_seen.remember_all(self._trained.parameters)
+
+    def finish(self) -> None:
+        """The last pushes must arrive, and those who are behind must know that our part of their rounds is there."""
+        announced = self._mode != "async" and self._number in self.store.members
+        if announced:
+            self.store.announce_leave(now=True)
+        waiting, self._waiting = self._waiting, []
+        for handle in waiting:
+            handle.wait(self._job.timeout_s)
+        if announced and self._job.elastic is None:
+            self.store.wait_until_leave_is_known(_WORD_S)
+            if self._pushed:  # else it has taken no step that others could have missed
+                self._check_all_go_on(self._round)
+
+    def _let_go_of_state(self, keeper: StateKeeper) -> None:
+        """What the optimizer has learnt stays with the servers: it can't go on as if it had learnt nothing."""
+        if self._pushed and not _is_stateless(self._trained.optimizer):
+            keeper.lose(_LOST)
+        else:
+            keeper.give_back()
+        self._keeper = None
+
+    def close(self) -> None:
+        atexit.unregister(self._end)
+        if self._hook is not None:
+            self._hook.remove()
+        if self._keeper is not None:
+            self._let_go_of_state(self._keeper)
+        self._job.ended |= self._lodging.clients
+        self.store.close()
+        self._job.served.discard(self._address)
+        self._job.rank, self._job.size = self._place
+
+
+def _is_stateless(optimizer: torch.optim.Optimizer) -> bool:
+    return isinstance(optimizer, torch.optim.SGD) and not any(group["momentum"] for group in optimizer.param_groups)
+
+
+def _refuse_state(optimizer: Any, state: Any) -> None:
+    raise ConfigError(
+        "the servers hold the optimizer's state, and begin without; load it before wrapping, or make the model with "
+        "share_parameters=False, and each worker steps"
+    )
+
+
+_LOST = (
+    "the servers held this optimizer's state, and have it no more; make a new optimizer to begin without, or make the "
+    "model with share_parameters=False, and each worker steps"
+)
+_HELD = (
+    "the servers hold the optimizer's state, and no worker can read or change it; make the model with "
+    "share_parameters=False, and each worker steps"
+)
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _ended(handle: Handle[None]) -> bool:
+    if not handle.done():
+        return False
+    handle.result()
+    return True

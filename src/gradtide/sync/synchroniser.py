@@ -1,0 +1,476 @@
+"""Keeps a model alike on all workers: along one way, and along the next one when workers come, go or die."""
+
+import contextlib
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeout
+from gradtide.events import Emit, GradientsReady, ParametersUpdated
+from gradtide.processes.malloc import keep_freed_memory
+from gradtide.sync.alone import Alone
+from gradtide.sync.backward import BackwardHooks
+from gradtide.sync.choose import TRIAL_STEPS, Wishes, can_be_shared, choose_way
+from gradtide.sync.guard import Trial
+from gradtide.sync.job import Job
+from gradtide.sync.servers import ServersWay
+from gradtide.sync.state import LastStep
+from gradtide.sync.trained import Trained, find_trained
+from gradtide.sync.ways import Way
+
+__all__ = ["Synchroniser"]
+
+T = TypeVar("T")
+
+
+class Synchroniser:
+    """One worker's end of the training. All workers make it together, and begin with what worker 0 has."""
+
+    def __init__(self, trained: Trained, job: Job, wishes: Wishes, emit: Emit) -> None:
+        keep_freed_memory()
+        self._trained, self._job, self._wishes, self._emit = trained, job, wishes, emit
+        self._synchronising, self._joining, self._stepping = True, False, False
+        self._weighed: float | None = None  # what the user said that this worker's loss counts
+        self._going: list[int] | None = None  # while joining: the ranks that still have batches, in this step
+        self._rounds, self._clipped = 0, 0  # synchronisations so far; the one whose gradient was clipped
+        self._stepped = dict.fromkeys(map(id, trained.optimizers), 0)  # the round of each optimizer's last step
+        self._backwards, self._warned = 0, False  # since the last step
+        self._kept_some = False  # whether gradients may have stayed here since the last synchronisation (no_sync)
+        self._given, self._given_half = set[int](), set[int]()  # gradients that the way has; those with more in no_sync
+        self._failed: CommunicationError | None = None  # a peer died in backward; the step will see to it
+        self._on_trial = wishes.trial and wishes.sync == "auto" and wishes.share_parameters is None
+        self._trial, self._proven = Trial(trained) if self._on_trial else None, not self._on_trial
+        self.way = self._choose_way()
+        if self._can_go_on:
+            job.recover = _recover_by(weakref.ref(self))
+        self._hooks = self._watch()
+        self._around_steps = [hook for optimizer in trained.optimizers for hook in self._watch_optimizer(optimizer)]
+
+    def _purpose(self, text: str) -> contextlib.AbstractContextManager[None]:
+        """What the user will read if other workers do something else meanwhile."""
+        group = self._job.group if self.way.is_collective else None
+        return contextlib.nullcontext() if group is None else group.purpose(text)
+
+    def _choose_way(self) -> Way:
+        """As worker 0 does: one that has just come knows less of how the program goes."""
+        if self._on_trial and self._job.group is not None:
+            known = torch.tensor([self._proven, self._trial is None, 0 if self._trial is None else self._trial.steps])
+            self._job.group.broadcast(known)
+            self._proven, over, steps = bool(known[0]), bool(known[1]), int(known[2])
+            way = choose_way(self._trained, self._job, self._wishes, self._emit, proven=self._proven)
+            self._trial = None if over else Trial(self._trained, steps)  # with the values that all begin with
+            return way
+        return choose_way(self._trained, self._job, self._wishes, self._emit, proven=self._proven)
+
+    def _watch(self) -> BackwardHooks:
+        return BackwardHooks(self._trained.parameters, self._weight_now, self._on_gradient, self._on_end)
+
+    # --- forward and backward ---
+
+    def before_forward(self) -> None:
+        """What the program changed since the last step is taken up now: a layer unfrozen, a group added."""
+        if self._hooks.unfinished and self._synchronising:
+            raise ConfigError(
+                "the last backward on this worker ended in an error, when some of its gradients were with the others "
+                "already; end this worker, or catch errors before backward"
+            )
+        if self._weighed is not None:
+            self._check_weighed()
+        if self._trained.is_outdated():
+            self.follow()
+
+    def watch(self, outputs: Any) -> None:
+        """What forward returned."""
+        self._hooks.watch(outputs)
+
+    def _on_gradient(self, index: int, weight: float) -> None:
+        if self._synchronising:
+            self._given.add(index)
+            self._given_half.discard(index)
+            self.way.ready(index, weight)
+        elif index in self._given:
+            self._given_half.add(index)
+
+    def _on_end(self, added: bool) -> None:
+        if self._synchronising:
+            self._end_backward(added)
+        one_weight = not self.way.is_collective and self._hooks.accumulating  # so it is over servers, a step
+        if self._wishes.trial and not one_weight:  # fit's stays: other devices may have used what this one did not
+            self._weighed = None
+
+    def _end_backward(self, added: bool) -> None:
+        """`added`: to gradients that were there; they may as well have been zeroed, as a GAN does with its critic's."""
+        self._check_parts()
+        self._backwards += 1
+        if self._backwards > 1 and added and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "a second backward since the last step: its gradients are added, as in plain PyTorch; if step() was "
+                "forgotten, call it; if this is meant, put all but the last backward into no_sync(), which is faster",
+                stacklevel=2,
+            )
+        if self.way.workers_step:
+            self._synchronise(late=False)
+
+    def _synchronise(self, *, late: bool) -> None:
+        self._emit(GradientsReady())
+        try:
+            self.way.synchronise(self._hooks.weights(), late)
+            self.way.share_buffers(self._first_going())
+        except CommunicationError as error:
+            if not self._can_go_on:
+                raise
+            self._failed = error  # the step was never taken: it is the step that begins again
+        self._rounds += 1
+        self._forget_given()
+        self._hooks.synchronised(1.0 / self._job.size)
+        if self._trial is not None:
+            self._trial.synchronised()
+
+    def _forget_given(self) -> None:
+        self._kept_some = False
+        self._given.clear()
+        self._given_half.clear()
+
+    def weigh(self, terms: float) -> None:
+        """Before a backward: this worker's loss is a mean over so many terms; it counts as its part of all workers'."""
+        if terms < 0:
+            raise ConfigError(f"weigh({terms:g}): a mean is over 0 terms or more")
+        self._check_weighed()
+        counts = self._job.weight  # nothing if this worker has no sample, but one that stands in for it
+        self._weighed = self.way.weigh(terms if counts else 0.0, counts)
+
+    def _check_weighed(self) -> None:
+        if not self.way.is_collective and self._hooks.holding:
+            raise ConfigError(
+                "over servers a step has one weight: weigh() can't differ between the backwards of a step; sum the "
+                "losses and call backward once, or train without servers"
+            )
+
+    def _weight_now(self) -> float:
+        if self._joining and self.way.is_collective:
+            if self._job.shares:
+                raise ConfigError("gradtide.shard gives all workers as many batches; leave model.join() out around it")
+            return self._weight_joining()
+        return self._job.weight if self._weighed is None else self._weighed
+
+    # --- a step ---
+
+    def step(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
+        """Synchronises what has not left yet, updates every worker's parameters alike, and clears the gradients."""
+        finished = False
+        try:
+            self._take_step(self._trained.optimizers if optimizers is None else optimizers)
+            finished = True
+            self._end_step()
+            if self._is_called():
+                self._go_on(None, finished)
+            else:
+                self._share_if_proven()
+        except CommunicationError as error:
+            if not self._can_go_on:
+                raise
+            self._end_step()
+            self._go_on(error, finished)
+        self._emit(ParametersUpdated())
+
+    def _take_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        if not self.way.workers_step and self._trained.is_hooked_anew():
+            self.follow()
+        if not self.way.workers_step:
+            weights = self._hooks.weights()
+            if self._kept_some:
+                self._check_parts()
+                for index in self._given_half.intersection(self._hooks.own_gradients()):
+                    self.way.ready(index, weights[index])
+            self._emit(GradientsReady())
+            self.way.step(weights)
+            self._rounds += 1
+            self._forget_given()
+            self._hooks.synchronised(1.0 / self._job.size)
+            self.way.share_buffers(self._first_going())
+            # What a learning-rate scheduler looks at before it warns that the optimizer has not stepped yet.
+            self._trained.optimizer._opt_called = True  # type: ignore[attr-defined]
+            return
+        self._synchronise_for(optimizers)
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        self._stepping = True
+        try:
+            for optimizer in optimizers:
+                optimizer.step()
+        finally:
+            self._stepping = False
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        if len(optimizers) == len(self._trained.optimizers):
+            for parameter in self._trained.parameters:
+                parameter.grad = None
+
+    def _synchronise_for(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """A worker whose backward reached no parameter, or was in no_sync, gives its part now."""
+        if self._kept_some or self._rounds == max(self._stepped[id(optimizer)] for optimizer in optimizers):
+            if self._trained.is_outdated():
+                self.follow()
+            self._check_parts()
+            self._synchronise(late=True)
+
+    def _check_parts(self) -> None:
+        """What stayed here until now must be as backward left it: an edit of a part is not one of the whole."""
+        if self._wishes.trial and self._job.size > 1:
+            self._hooks.check_unchanged(self._trained.names)
+
+    def _watch_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Any]:
+        def before(optimizer: Any, arguments: Any, options: Any) -> None:
+            self._before_optimizer(optimizer)
+
+        def after(optimizer: Any, arguments: Any, options: Any) -> None:
+            self._stepped[id(optimizer)] = self._rounds
+            if not self._stepping:
+                self._end_step()
+
+        before.of_gradtide = after.of_gradtide = True  # type: ignore[attr-defined]
+        return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._stepping:
+            if not self.way.workers_step:
+                raise ConfigError(
+                    "call model.step() instead of optimizer.step(): no worker has the whole gradient here; or make the "
+                    "model with share_parameters=False"
+                )
+            if self._job.elastic is not None:
+                raise ConfigError(
+                    "call model.step() instead of optimizer.step() in a job that may lose or gain workers: it takes a "
+                    "step again that a worker did not live to finish"
+                )
+            self._synchronise_for([optimizer])
+        if self._trial is not None:
+            self._trial.stepping(by_hand=not self._stepping)
+        self.way.check_step()
+        if self._trained.clip_norm is not None and self._clipped != self._rounds:
+            self._clipped = self._rounds
+            nn.utils.clip_grad_norm_(self._trained.parameters, self._trained.clip_norm)
+
+    def _end_step(self) -> None:
+        self._weighed, self._going, self._backwards = None, None, 0
+        if self._trial is not None:
+            self._trial.stepped()
+
+    def synchronise(self) -> None:
+        """Afterwards every .grad is the one of all workers, where the way has such a moment."""
+        if not self.way.workers_step:
+            self.way.synchronise((), False)
+        self._synchronise_for(self._trained.optimizers)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of a backward in here stay, and add up, until a backward outside of it."""
+        before, self._synchronising = self._synchronising, False
+        self._kept_some = True  # on all workers, whether their backwards reach a parameter or not
+        try:
+            yield
+        finally:
+            self._synchronising = before
+
+    @contextlib.contextmanager
+    def edit(self) -> Iterator[None]:
+        """In it the parameters may be changed; afterwards all workers have what worker 0 has."""
+        with self._purpose("in model.edit() or load_state_dict(), which all workers enter together"), self.way.edit():
+            yield
+        if self._trial is not None:
+            self._trial.edited_properly()
+
+    # --- the program changes ---
+
+    def _share_if_proven(self) -> None:
+        """After a few steps that edited nothing parameters are shared, if that is so on all workers."""
+        trial = self._trial
+        if trial is None or trial.steps < TRIAL_STEPS or not can_be_shared(self._trained, self._job, self._wishes):
+            return
+        edits = self._count(trial.edits)
+        self._trial, self._proven = None, not edits
+        if self._proven:
+            self._anew()
+        else:
+            self.way.reason = self.way.reason.split("; parameters are not shared")[0] + (
+                "; parameters are not shared: the program edits gradients or parameters, or calls optimizer.step()"
+            )
+
+    def follow(self) -> None:
+        """Trains what the program asks for now: parameters were frozen, unfrozen, converted, given to an optimizer."""
+        old, hooks = self._trained, self._hooks
+        if not isinstance(self.way, ServersWay):
+            self.way.finish()
+        new = find_trained(old.module, old.optimizers, old.clip_norm, broadcast_buffers=old.broadcast_buffers)
+        self._check_left(new)
+        self._trained = new
+        self._given.clear()  # whatever stays here is new to the way
+        self._given_half.clear()
+        if isinstance(self.way, ServersWay):
+            self._hooks.remove()
+            self.way.follow(self._trained)
+            self._hooks = self._watch()
+        else:
+            if self._on_trial:
+                self._trial, self._proven = Trial(self._trained), False
+            self._anew()
+        self._hooks.take_over(hooks)
+
+    def _check_left(self, new: Trained) -> None:
+        """A parameter that is trained no more, but has a gradient: an optimizer steps it, as if it were not frozen."""
+        stay = {id(parameter) for parameter in new.parameters}
+        for index in self._hooks.own_gradients() if self._job.size > 1 else []:
+            if id(self._trained.parameters[index]) not in stay:
+                raise ConfigError(
+                    f"{self._trained.names[index]} was frozen when it had a gradient that is this worker's alone, and "
+                    "which the next step would take; call step() or zero_grad() first"
+                )
+
+    def around(self, change: Callable[[], T]) -> T:
+        """Converts the model (`.double()`, `.to(...)`), on all workers: its way ends, and begins anew afterwards."""
+        if isinstance(self.way, ServersWay):
+            raise ConfigError("the servers hold the parameters as they are; convert the model before wrapping it")
+        if self._job.size > 1 and self._hooks.accumulating:
+            raise ConfigError(
+                "there are gradients that are this worker's alone; call step() or zero_grad() before the model is "
+                "converted"
+            )
+        self.way.finish()
+        self.way.close()
+        self.way = Alone(self._emit)
+        try:
+            return change()
+        finally:
+            self.follow()
+
+    def _anew(self) -> None:
+        gradients = [(p, p.grad) for p in self._trained.parameters]
+        self._hooks.remove()
+        self.way.close()
+        self.way = Alone(self._emit)
+        self.way = self._choose_way()
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        self._hooks = self._watch()
+
+    def begin_again(self) -> None:
+        """After RolledBack, when the servers hold other values than they did: takes those."""
+        self.way.begin_again()
+        self._end_step()
+
+    def finish(self) -> None:
+        """After the last step: waits until what this worker has sent has arrived."""
+        self.way.finish()
+
+    def close(self) -> None:
+        """Ends the training together; the model keeps its parameters. Without `finish`, as after a failure, what is
+        under way is lost."""
+        self._hooks.remove()
+        for hook in self._around_steps:
+            hook.remove()
+        self.way.close()
+
+    # --- workers that come, go and die ---
+
+    def together(self, work: Callable[[], T], alone: Callable[[], T]) -> T:
+        """Runs what all workers do together besides a step, such as adding up what each has seen of an epoch.
+
+        When one dies meanwhile, those who are left go on, and each takes what `alone` gives: some of them may have
+        finished the work and be in the next step already, so nobody can ask for it again.
+        """
+        try:
+            return work()
+        except CommunicationError as error:
+            if not self._can_go_on:
+                raise
+            self._go_on(error, finished=True)
+            return alone()
+
+    @property
+    def _can_go_on(self) -> bool:
+        return self._job.elastic is not None and self.way.is_collective
+
+    def _is_called(self) -> bool:
+        """Does somebody come or go? All workers of a group must see it at the end of the same step."""
+        elastic = self._job.elastic
+        if elastic is None:
+            return False
+        notice = elastic.notice()
+        if notice is not None and elastic.number in notice.going:
+            self.way.depart()
+        if not self.way.is_collective:
+            return False
+        return self._count(notice is not None and notice.generation == elastic.generation) > 0
+
+    def _go_on(self, error: CommunicationError | None, finished: bool) -> None:
+        """A peer died, or somebody comes or goes: the next members go on from the last finished step, and `shard` gives
+        the batch of a step that was lost again."""
+        last: LastStep | None = None
+        while True:
+            self._job.undone = not finished
+            try:
+                self._job.regroup()  # from here on nobody writes to what the ranks shared
+                if last is None:
+                    self.way.close()
+                    last, self.way = LastStep(self._trained), Alone(self._emit)
+                last.restore()
+                self.way = self._choose_way()
+                self._hooks.remove()
+                self._hooks = self._watch()
+                return
+            except (PeerLost, PeerTimeout):
+                continue  # one more died meanwhile
+            except CommunicationError as another:
+                raise another from error
+
+    # --- workers with more and with fewer batches ---
+
+    @contextlib.contextmanager
+    def join(self) -> Iterator[None]:
+        """Who leaves this block first takes part in the others' steps, with nothing to add, until all are done."""
+        self._joining = True
+        over_servers = self.way.uneven() if isinstance(self.way, ServersWay) else contextlib.nullcontext()
+        try:
+            with over_servers:
+                yield
+            while self.way.is_collective and self._ask_who_goes_on(going=False):
+                self.step()
+        finally:
+            self._joining, self._going = False, None
+
+    def _weight_joining(self) -> float:
+        going = self._ask_who_goes_on(going=True) if self._going is None else self._going
+        return 1.0 / len(going) if self._job.rank in going else 0.0
+
+    def _ask_who_goes_on(self, *, going: bool) -> list[int]:
+        """The ranks that still have batches: asked once a step, by all."""
+        asked = torch.zeros(self._job.size, dtype=torch.int64)
+        asked[self._job.rank] = going
+        self._going = self.way.add_up(asked).nonzero().flatten().tolist()
+        return self._going
+
+    def _first_going(self) -> int:
+        """Whose buffers count: those of a rank that still trains."""
+        return self._going[0] if self._going else 0
+
+    def _count(self, this_one: bool) -> int:
+        """How many say yes."""
+        return int(self.way.add_up(torch.tensor([int(this_one)])))
+
+
+def _recover_by(known: "weakref.ref[Synchroniser]") -> Callable[[CommunicationError], None]:
+    """A job outlives the models that it trains, and must not keep them."""
+
+    def recover(error: CommunicationError) -> None:
+        found = known()
+        if found is None:
+            raise error
+        found._go_on(error, finished=True)
+
+    return recover

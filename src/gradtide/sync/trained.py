@@ -1,0 +1,165 @@
+"""What is trained: a model's parameters that ask for a gradient, and the optimizers that step them."""
+
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from gradtide.errors import ConfigError
+
+__all__ = ["Trained", "as_optimizers", "find_trained", "has_stepped"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """The parameters that ask for a gradient, by name, as they were when this was made; `is_outdated` says when one
+    was frozen, unfrozen, converted or given to an optimizer since."""
+
+    module: nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
+    names: Sequence[str]
+    parameters: Sequence[nn.Parameter]
+    clip_norm: float | None = None
+    broadcast_buffers: bool = True
+    everything: Sequence[tuple[str, nn.Parameter]] = ()  # the frozen ones too
+    _signature: list[Any] = field(default_factory=list, repr=False)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The one that steps everything, where `is_plain`."""
+        return self.optimizers[0]
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def group_of(self) -> list[int]:
+        """The optimizers' group of each parameter; -1 for one that none of them has."""
+        found = {id(p): i for i, group in enumerate(self.groups) for p in group["params"]}
+        return [found.get(id(parameter), -1) for parameter in self.parameters]
+
+    def state_of(self, parameter: nn.Parameter) -> dict[Any, Any]:
+        """The state of the optimizer that has this parameter, or of the first."""
+        return self.owner(parameter).state
+
+    def owner(self, parameter: nn.Parameter) -> torch.optim.Optimizer:
+        for optimizer in self.optimizers[1:]:
+            if any(p is parameter for group in optimizer.param_groups for p in group["params"]):
+                return optimizer
+        return self.optimizers[0]
+
+    @property
+    def buffers(self) -> list[tuple[str, Tensor]]:
+        """As they are now: a module may have assigned new ones."""
+        return list(self.module.named_buffers()) if self.broadcast_buffers else []
+
+    @property
+    def why_workers_step(self) -> str:
+        """Why each worker must take the step itself, with the whole gradient; nothing if that is not needed."""
+        if self.clip_norm is not None:
+            return "norm clipping needs the whole gradient"
+        if len(self.optimizers) > 1:
+            return "several optimizers step it"
+        if -1 in self.group_of():
+            name = self.names[self.group_of().index(-1)]
+            return f"{name} is in no optimizer, so its gradient is for you"
+        if any(_hooks_of(optimizer) for optimizer in self.optimizers):
+            return "the optimizer has step hooks"
+        sparse = [name for name, module in self.module.named_modules() if getattr(module, "sparse", False) is True]
+        if sparse:
+            return f"{sparse[0]} gives sparse gradients"
+        return ""
+
+    def is_outdated(self) -> bool:
+        return self._signature != _sign(self.everything, self.optimizers)
+
+    def is_hooked_anew(self) -> bool:
+        """Whether a step hook came or went since: it is called only where workers step."""
+        return bool(self._signature[-1] != _count_hooks(self.optimizers))
+
+
+def has_stepped(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it has state of steps that it took. (Adagrad has some from the beginning.)"""
+    states = [{name: value for name, value in state.items() if value is not None} for state in optimizer.state.values()]
+    return any(state and float(state.get("step", 1)) > 0 for state in states)
+
+
+def _hooks_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Hooks that somebody other than us has put around an optimizer's step."""
+    around = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+    return [hook for hook in around if not getattr(hook, "of_gradtide", False)]
+
+
+def _sign(everything: Iterable[tuple[str, nn.Parameter]], optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
+    asked = [(p.requires_grad, p.dtype) for _, p in everything]
+    return [asked, [len(group["params"]) for o in optimizers for group in o.param_groups], _count_hooks(optimizers)]
+
+
+def _count_hooks(optimizers: Sequence[torch.optim.Optimizer]) -> list[int]:
+    return [len(_hooks_of(optimizer)) for optimizer in optimizers]
+
+
+def as_optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
+    """One optimizer, or several."""
+    several = tuple(given) if isinstance(given, list | tuple) else (given,)
+    for one in several:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise ConfigError(
+                f"DataParallel needs an optimizer of torch.optim, or a list of them, not {type(one).__name__}"
+            )
+    if not several:
+        raise ConfigError("DataParallel needs an optimizer; an empty list has none")
+    return several
+
+
+def find_trained(
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    clip_norm: float | None = None,
+    *,
+    broadcast_buffers: bool = True,
+) -> Trained:
+    """Raises ConfigError where model and optimizers don't belong together, before anything is changed."""
+    optimizers = as_optimizers(optimizer)
+    for one in optimizers:
+        closure = inspect.signature(one.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"{type(one).__name__} steps with a closure, which model.step() does not take; use another optimizer"
+            )
+    if clip_norm is not None and clip_norm <= 0:
+        raise ConfigError(f"clip_norm is {clip_norm:g}; it must be above 0")
+    everything = list(module.named_parameters())
+    _check_parameters(module, everything, optimizers)
+    named = [(name, p) for name, p in everything if p.requires_grad]
+    names, parameters = zip(*named, strict=True)
+    signature = _sign(everything, optimizers)
+    return Trained(module, optimizers, names, parameters, clip_norm, broadcast_buffers, everything, signature)
+
+
+def _check_parameters(
+    module: nn.Module, everything: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    for name, parameter in everything:
+        if is_lazy(parameter):
+            raise ConfigError(f"{name} has no shape yet; run one forward of the model before wrapping it")
+        if parameter.is_meta:
+            raise ConfigError(f"{name} is on the meta device, without values; give it some (to_empty, load) first")
+    stepped = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    twice = len(stepped) - len(set(stepped))
+    if twice:
+        raise ConfigError(f"{twice} parameters are in two optimizers; each may be in one only")
+    if not any(p.requires_grad and id(p) in set(stepped) for _, p in everything):
+        raise ConfigError(
+            f"the optimizer has no parameter of {type(module).__name__} that asks for a gradient; make it with "
+            "model.parameters() before wrapping"
+        )
+    foreign = set(stepped) - {id(p) for _, p in everything}
+    if foreign:
+        raise ConfigError(
+            f"{len(foreign)} of the optimizer's parameters are not the model's; give each model its own optimizer"
+        )

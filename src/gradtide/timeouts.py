@@ -1,0 +1,34 @@
+"""How long to wait for others before saying who is late."""
+
+from dataclasses import dataclass
+
+from gradtide.environment import read_environment
+from gradtide.errors import ConfigError
+
+__all__ = ["Timeouts", "default_timeouts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long to wait for a process that lives: it may validate, save, or read its data.
+
+    One that died is noticed by its socket at once, a host or wire that died within seconds, whatever is said here.
+    """
+
+    step_s: float = 1800.0  # for whatever a step needs of others, and for others to begin
+    notice_s: float = 30.0  # then a line says who is waited for
+    connect_s: float = 5.0  # for an address to answer
+    join_s: float = 60.0  # for a store to have servers
+    lost_s: float = 60.0  # for a store's server that can't be reached to come back, or to be replaced
+    resend_s: float = 1.0  # the first wait for a server's answer; it doubles up to eight times that
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"Timeouts({name}={getattr(self, name)}) makes no sense; give more than 0 seconds")
+
+
+def default_timeouts() -> Timeouts:
+    """What this process's launcher was told (`gradtide run --step-timeout`), or the defaults."""
+    step_s = read_environment().step_s
+    return Timeouts() if step_s is None else Timeouts(step_s=step_s)

@@ -1,0 +1,38 @@
+"""Programs of PyTorch users on two hosts: network namespaces, two workers on each, by ring."""
+
+from contextlib import ExitStack
+
+import programs
+import pytest
+from ranks import Ranks, move
+from test_true_to_pytorch import check
+
+from gradtide.errors import ConfigError
+from gradtide.testing import hosts
+
+TRIED = {
+    **dict.fromkeys(["clip_norm", "masked", "scaler", "uneven_micro_batches", "two_backwards", "gradient_penalty"]),
+    **dict.fromkeys(["checkpoint_reentrant", "skipped_backward", "token_means_accumulated", "shrunk_parameters"]),
+    **dict.fromkeys(["average_swapped_in", "frozen_unseeded", "two_optimizers", "unfrozen_later", "step_hooks"]),
+    **dict.fromkeys(["reassigned_buffer", "sparse_adam", "options_differ", "in_no_optimizer", "group_added_later"]),
+}
+
+
+@pytest.fixture(scope="module")
+def far():
+    """Four ranks of a job that a launcher started: 0 and 1 on one host, 2 and 3 on the other."""
+    with ExitStack() as stack:
+        try:
+            inside = stack.enter_context(hosts.two_hosts("1gbit"))
+        except ConfigError as error:
+            pytest.skip(str(error))
+        started = Ranks(4)
+        stack.callback(started.close)
+        started.run(move, 4, [command[-1] for command in inside])
+        yield started
+
+
+def test_programs_by_ring_between_two_hosts(far):
+    assert TRIED.keys() <= programs.PROGRAMS.keys()
+    for answers in zip(*far.run(programs.run_many, 4, list(TRIED), {"sync": "ring"}), strict=True):
+        check(answers[0][0], "ring", [found for _, found in answers])

@@ -1,0 +1,120 @@
+"""Simulated stores on several machines keep their promises whatever happens there; and the checker can tell."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gradtide.store.coordinator.clerk import Clerk
+from gradtide.store.coordinator.membership import Membership
+from gradtide.store.shard.filter import Filter
+from gradtide.store.shard.shard_set import ShardSet
+from gradtide.store.wire.messages import Absent, Version
+from gradtide.testing.hardship import hard_scenario_of, main, run_hard_seed, run_hard_seeds
+from gradtide.testing.simulator.history import Operated, SimulationHistory, check
+
+SEEDS = 16
+
+
+def test_seeds_of_hardship_keep_every_promise() -> None:
+    failed = run_hard_seeds(0, SEEDS)
+    assert failed is None, f"replay: python -m gradtide.testing.hardship --seed {failed.scenario.seed}"
+
+
+@pytest.mark.slow
+def test_thousands_of_seeds_of_hardship_keep_every_promise() -> None:
+    failed = run_hard_seeds(SEEDS, 2000)
+    assert failed is None, f"replay: python -m gradtide.testing.hardship --seed {failed.scenario.seed}"
+
+
+def test_the_seeds_reach_every_kind_of_hardship() -> None:
+    drawn = [hard_scenario_of(seed) for seed in range(200)]
+    faults = [fault for scenario in drawn for fault in scenario.mishaps]
+    clients = [fault for fault in faults if fault.who.startswith(("client", "worker"))]
+    assert {(fault.kind, fault.silent) for fault in clients} >= {("kill", True), ("kill", False), ("stop", False)}
+    assert {"full", "slow", "reset", "stall"} <= {fault.kind for fault in faults}
+    assert any(fault.torn for fault in faults)
+    assert any(fault.entries for fault in faults)
+    assert {scenario.drift for scenario in drawn} == {0.0, 0.01}
+    assert {scenario.forget_leases for scenario in drawn} == {0.0, 1.5, 3.0}
+    assert {scenario.rejoin for scenario in drawn} == {True, False}
+    outcomes = [run_hard_seed(seed) for seed in range(20)]
+    names = {operated.client for outcome in outcomes for operated in outcome.history.operations}
+    assert any(name.startswith("client") and "-" in name for name in names), "a client was started again"
+    assert any(name.startswith("worker") and "-" in name for name in names), "and a worker"
+    refused = {operated.refused for outcome in outcomes for operated in outcome.history.operations}
+    assert "not_member" in refused, "somebody hung for too long"
+
+
+def test_one_seed_of_hardship_is_replayed_by_one_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "3"]) == 0
+    first = capsys.readouterr().out
+    assert main(["--seed", "3"]) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_a_read_that_misses_what_another_client_was_told_is_in_breaks_the_order_in_real_time() -> None:
+    push = Operated("client0", -1, 1, "push", 1.0, (), done_s=2.0, versions={5: Version(1, 7)})
+    old = Operated("client1", -1, 1, "pull", 2.5, (), done_s=3.0, versions={5: Version(1, 6)})
+    assert [violation.promise for violation in check(SimulationHistory([push, old]))] == ["real time"]
+    for fine in (
+        replace(old, asked_s=1.5),
+        replace(old, versions={5: Version(1, 7)}),
+        replace(old, versions={4: Version(1)}),
+    ):
+        assert check(SimulationHistory([push, fine])) == []
+    twice = replace(old, kind="push", versions={5: Version(1, 7)})
+    assert [violation.promise for violation in check(SimulationHistory([push, twice]))] == ["real time"]
+
+
+# --- breaking the code on purpose ---
+
+
+def never_drop_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Filter, "forget", lambda *_: None)
+
+
+def never_refuse_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tell = ShardSet._tell
+
+    def credulous(self: Any, *arguments: Any) -> Any:
+        absent, self.absent = self.absent, Absent()
+        try:
+            return tell(self, *arguments)
+        finally:
+            self.absent = absent
+
+    monkeypatch.setattr(ShardSet, "_tell", credulous)
+
+
+def believe_an_old_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Membership, "_knows_more", lambda *_: False)
+
+
+def tell_before_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tellable = Clerk.tellable
+
+    def hasty(self: Any, told: Any, now_s: float) -> Any:
+        tellable(self, told, now_s)
+        return told
+
+    monkeypatch.setattr(Clerk, "tellable", hasty)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "promises"),
+    [
+        (never_drop_who_is_gone, {"forgotten"}),
+        (tell_before_writing, {"written first"}),
+        pytest.param(believe_an_old_journal, {"journal"}, marks=pytest.mark.slow),
+        pytest.param(never_refuse_who_is_gone, {"exactly once"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_the_checker_sees_what_was_put_back_on_purpose(
+    monkeypatch: pytest.MonkeyPatch, mutation: Callable[[pytest.MonkeyPatch], None], promises: set[str]
+) -> None:
+    mutation(monkeypatch)
+    broken = (violation.promise for seed in range(400) for violation in run_hard_seed(seed).violations)
+    assert any(promise in promises for promise in broken)
