@@ -10,6 +10,8 @@ from itertools import chain, pairwise
 
 import pytest
 
+from clock import IN_LANES
+
 TESTS = "tests/"
 # Taken in this order; all others, which are short, after them in the order of their names.
 LONGEST = (
@@ -55,6 +57,11 @@ LONGEST = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lane", metavar="FILE", help="take one test file after the other, beside others with this FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--lane") is not None:
+        os.environ[IN_LANES] = "1"  # for this process and those that tests start
 
 
 def pytest_runtestloop(session: pytest.Session) -> bool | None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from ranks import Ranks, own
 
+from clock import at_most
 from gradtide.collective.groups.group import Group
 from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost, PeerTimeout
 
@@ -56,7 +57,7 @@ def test_a_killed_rank_is_noticed_by_all_others_within_a_second(fresh, operation
         assert kind == "PeerLost"
         assert "rank 2 died or left during" in text
         assert ("a message" if operation == "recv" else "all_") in text
-        assert end - max(begin, died) < 1
+        assert end - max(begin, died) < at_most(1)
 
 
 @pytest.mark.quick
@@ -68,7 +69,7 @@ def test_a_rank_that_dies_while_the_others_wait_is_noticed_within_a_second(fresh
     os.kill(fresh.processes[2].pid, signal.SIGKILL)
     for rank in (0, 1):
         kind, text, _, end, _ = fresh.answer(rank)
-        assert (kind, end - died < 1) == ("PeerLost", True), text
+        assert (kind, end - died < at_most(1)) == ("PeerLost", True), text
 
 
 @pytest.mark.timing
@@ -214,7 +215,7 @@ def interrupted(rank, size):
         begin = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             _kept["group"].all_reduce(torch.ones(3))
-        assert time.monotonic() - begin < 1
+        assert time.monotonic() - begin < at_most(1)
         timer.join()
 
 
@@ -237,7 +238,7 @@ def test_eight_ranks_on_few_cores_make_progress():
     try:
         begin = time.monotonic()
         ranks.run(crowded, 8)
-        assert time.monotonic() - begin < 30
+        assert time.monotonic() - begin < at_most(30)
     finally:
         ranks.close()
 
@@ -246,13 +247,13 @@ def late(rank, size):
     if rank == 1:
         return ""
     with pytest.raises(PeerTimeout) as caught:
-        Group.join(own("late"), rank, size, timeout_s=0.3)
+        Group.join(own("late"), rank, size, timeout_s=3)  # on a busy machine the other two need some of it
     return str(caught.value)
 
 
 def test_a_group_that_does_not_come_together_says_who_is_missing_on_every_rank(fresh):
     texts = fresh.run(late, 3)
-    assert all("rank 1 did not join within 0.3 s" in texts[rank] for rank in (0, 2))
+    assert all("rank 1 did not join within 3 s" in texts[rank] for rank in (0, 2))
 
 
 def sizes_differ(rank, size):

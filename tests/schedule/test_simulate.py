@@ -3,6 +3,7 @@ import time
 import numpy as np
 import pytest
 
+from clock import at_most
 from gradtide.errors import ConfigError, ScheduleError
 from gradtide.schedule import strategies
 from gradtide.schedule.model import Op, Schedule
@@ -111,7 +112,7 @@ def test_a_ring_of_64_is_simulated_in_under_a_second():
     assert len(ring.ops) == 8064
     start = time.process_time()
     run = simulate(ring, topology, 64_000_000)
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < at_most(1)
     assert run.seconds == pytest.approx(126 * (3e-6 + 1e6 / 10e9))
 
 
@@ -121,7 +122,7 @@ def test_one_server_takes_time_in_proportion_to_workers_and_many_servers_take_th
     assert one == pytest.approx([2 * 100 * 0.008, 2 * 1000 * 0.008, 2 * 10_000 * 0.008])
     start = time.process_time()
     many = [push_pull_seconds(ServerCluster([gbit] * m, m, gbit), 10**8).seconds for m in (100, 1000, 10_000)]
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < at_most(2)
     assert many == pytest.approx([0.016] * 3)
 
 

@@ -3,6 +3,7 @@ from collections import deque
 
 import pytest
 
+from clock import at_most
 from gradtide.errors import ScheduleError
 from gradtide.schedule import strategies
 from gradtide.schedule.model import Op, Schedule
@@ -103,7 +104,7 @@ def test_a_ring_of_64_is_verified_in_well_under_a_second():
     assert len(ring.ops) == 8064
     start = time.process_time()  # not what others on this machine take of its time
     assert verify(ring).steps == 126
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < at_most(1)
 
 
 def test_fifty_thousand_ops_with_indirect_deps_are_verified_in_seconds():
@@ -114,7 +115,7 @@ def test_fifty_thousand_ops_with_indirect_deps_are_verified_in_seconds():
     start = time.process_time()
     proof = verify(Schedule(ring.name, ring.collective, ring.ranks, ring.contributors, ring.weights, chained))
     assert proof.steps == 50_880
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < at_most(10)
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))

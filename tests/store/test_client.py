@@ -1,3 +1,4 @@
+import gc
 import re
 import threading
 
@@ -263,3 +264,20 @@ def test_nothing_that_was_pushed_is_kept_by_an_optimizer_outside_of_rounds(store
             value = store.push_pull(name, parameter.grad)
             optimizer.step()
             assert torch.allclose(value, parameter.detach(), rtol=1e-5, atol=1e-6), name
+
+
+def background_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "gradtide-store"]
+
+
+def test_a_store_that_is_dropped_leaves_when_all_it_was_asked_for_is_done(store, servers):
+    store.init("dropped", torch.zeros(3, dtype=torch.int64), update=gradtide.update("add"))
+    before = background_threads()
+    for _ in range(10):
+        gradtide.connect(servers.address).push("dropped", torch.ones(3, dtype=torch.int64))
+    gc.collect()
+    for thread in background_threads():
+        if thread not in before:
+            thread.join(20)
+            assert not thread.is_alive()
+    assert store.pull("dropped").tolist() == [10, 10, 10]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from clock import at_most
 from gradtide.errors import TopologyError
 from gradtide.topology.files import read_topology, write_topology
 from gradtide.topology.probe.fit import Fit, Sample, build_topology, fit_link, measure_link
@@ -113,12 +114,12 @@ def test_a_process_that_dies_is_an_error_and_the_others_are_ended():
 def test_a_process_that_hangs_is_given_up_at_the_deadline():
     before = set(children_of(os.getpid()))
     start = time.monotonic()
-    with ProbeCrew(2, wait_s=0.3) as crew:
+    with ProbeCrew(2, wait_s=2) as crew:
         pids = [pid for pid in children_of(os.getpid()) if pid not in before]
         os.kill(pids[1], signal.SIGSTOP)
-        with pytest.raises(TopologyError, match=r"process 1 gave no answer in 0\.3 s"):
+        with pytest.raises(TopologyError, match=r"process 1 gave no answer in 2 s"):
             crew.transfer(0, 1, 10, 1)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < at_most(10)
     assert set(children_of(os.getpid())) == before
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gradtide.transport.authenticate import Address, dial, listen
 from gradtide.transport.connection import Connection, open_connection
-from gradtide.transport.dialer import Dialer
+from gradtide.transport.dialer import Dialer, rest_s
 from gradtide.transport.handshake import Handshake
 from gradtide.transport.keys import Credentials
 
@@ -219,3 +219,10 @@ def test_a_target_is_tried_again_after_a_mistake_of_ours(place: Address, monkeyp
         owner.dialer.want(place)
         wait_for_the_end_of_attempts()
     assert owner.tries == len(shown) == 2
+
+
+def test_who_has_not_answered_for_long_is_tried_rarely():
+    assert rest_s(0.05, 0.0) == rest_s(0.05, 0.9) == 0.05
+    assert rest_s(0.05, 4.0) == pytest.approx(0.2)
+    assert rest_s(0.05, 3600.0) == 1.0
+    assert rest_s(5.0, 3600.0) == 5.0

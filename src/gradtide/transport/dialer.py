@@ -14,14 +14,17 @@ from typing import Generic, TypeVar
 from gradtide.errors import CommunicationError
 from gradtide.transport.connection import Connection
 
-__all__ = ["Dialer", "Heartbeat"]
+__all__ = ["Dialer", "Heartbeat", "rest_s"]
 
 T = TypeVar("T", bound=Hashable)
+_RARER = 20  # who has not answered for 2 s is tried ten times a second, after 20 s once a second
+_RAREST_S = 1.0
 _SMALL_BYTES = 64 << 10  # more than this on its way is values, and as long as they leave somebody takes them
 
 
 class Dialer(Generic[T]):
-    """One attempt at a time a target, and none sooner than `again_s` after the last one began."""
+    """One attempt at a time a target, and none sooner than `again_s` after the last one began; rarer where nobody has
+    answered for long, so that a client of a store that is gone for good costs next to nothing."""
 
     def __init__(self, dial: Callable[[T], Connection], arrived: Callable[[], None], again_s: float) -> None:
         """`dial` and `arrived` are called in the attempt's thread. `dial` raises CommunicationError where it fails."""
@@ -30,6 +33,7 @@ class Dialer(Generic[T]):
         self._dialling: set[T] = set()
         self._reached: dict[T, Connection] = {}  # for `take`
         self._rests_until_s: dict[T, float] = {}
+        self._failing_since_s: dict[T, float] = {}
         self._closed = False
 
     def want(self, target: T) -> None:
@@ -79,21 +83,31 @@ class Dialer(Generic[T]):
             with suppress(CommunicationError):
                 connection = self._dial(target)
         finally:
-            kept = self._end(target, connection, began_s + self._again_s)
+            kept = self._end(target, connection, began_s)
         if kept:
             self._arrived()
         elif connection is not None:
             connection.close()
 
-    def _end(self, target: T, connection: Connection | None, rests_until_s: float) -> bool:
+    def _end(self, target: T, connection: Connection | None, began_s: float) -> bool:
         """Whether there is something for the owner to take."""
         with self._lock:
             self._dialling.discard(target)
-            self._rests_until_s[target] = rests_until_s
+            failing_s = 0.0
+            if connection is None:
+                failing_s = began_s - self._failing_since_s.setdefault(target, began_s)
+            else:
+                self._failing_since_s.pop(target, None)
+            self._rests_until_s[target] = began_s + rest_s(self._again_s, failing_s)
             if connection is None or self._closed:
                 return False
             self._reached[target] = connection
             return True
+
+
+def rest_s(again_s: float, failing_s: float) -> float:
+    """How long after an attempt began the next one may, to somebody who has not answered for so long."""
+    return max(again_s, min(failing_s / _RARER, _RAREST_S))
 
 
 class Heartbeat:

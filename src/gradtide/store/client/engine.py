@@ -79,6 +79,7 @@ class Engine:
         self.turn = Turn(self)
         self.closed, self._why_closed = False, f"the store at {address} was closed here; connect again"
         self.links = Links(credentials, timeouts.connect_s, self.lock, Inbox(self).attach, self._opened)
+        self.dropped = False  # its Store is garbage: the background thread closes this when all is answered
         self._died = False  # without having been closed
         self._followers: list[Pending[Any]] = []
         self._changed = threading.Condition(self.lock)  # the table or the decree
@@ -194,6 +195,10 @@ class Engine:
             self.links.close()
             self._upkeep.close()
             self._waker.close()
+
+    def let_go(self) -> None:
+        """Nobody has the Store any more. Called by the garbage collector, so under whichever locks: takes none."""
+        self.dropped = True
 
     def die(self, error: BaseException) -> None:
         """The background thread can't go on, so nothing would be sent again: whoever waits, or comes, is told why."""

@@ -5,6 +5,7 @@ A tensor that was pushed must not change until its handle is done: its memory is
 
 import os
 import socket
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, overload
@@ -86,7 +87,8 @@ def connect(
 
 
 class Store:
-    """A key-value store over many servers. Use it from any thread; close it, or use it in a `with`."""
+    """A key-value store over many servers. Use it from any thread; close it, or use it in a `with`. One that is dropped
+    leaves when everything that it was asked for is done."""
 
     def __init__(self, engine: Engine, delay: int | None = None) -> None:
         self._engine, self._session = engine, engine.session
@@ -94,6 +96,7 @@ class Store:
         self._catalogue = Catalogue(engine)
         self._fast = Lanes(engine, self._catalogue, self._receiving)
         self.last: Done[memoryview] | None = None  # what the latest pull of any thread reported
+        weakref.finalize(self, engine.let_go).atexit = False
 
     # --- values ---
 

@@ -98,6 +98,8 @@ class Upkeep:
                     self._tick(now_s)
             self._once(max(0.0, next_tick_s - now_s))
             self._tell()
+            if engine.dropped and not engine.pending:  # nobody can ask for anything any more
+                engine.close()
         self._tell()  # what ended because the engine was closed, which took the lock to do so
 
     def _tell(self) -> None:
