@@ -13,6 +13,7 @@ from clock import at_most
 
 FAST = ("--no-preload",)
 GONE_S = 2.0
+PATIENT = ("--grace", "20")  # on a busy machine a worker may take longer to answer a signal than it is given
 # Each worker has a child, and a child that has moved to a session of its own. All write their pids, then sleep.
 FAMILY = """
     import os, subprocess, sys, time
@@ -77,27 +78,29 @@ def test_ctrl_c_on_a_terminal_reaches_every_worker_once_and_marks_are_coloured(s
     if pid == 0:
         os.environ["TERM"] = "xterm"
         os.environ.pop("NO_COLOR", None)
-        os.execv(sys.executable, [sys.executable, "-m", "gradtide", "run", *FAST, "--workers", "2", str(path)])
+        command = [sys.executable, "-m", "gradtide", "run", *FAST, *PATIENT, "--workers", "2", str(path)]
+        os.execv(sys.executable, command)
     shown = b""
     while shown.count(b"here") < 2:
         shown += os.read(terminal, 4096)
     os.write(terminal, b"\x03")
     started_s = time.monotonic()
     _, status = os.waitpid(pid, 0)
-    assert time.monotonic() - started_s < at_most(GONE_S)
+    took_s = time.monotonic() - started_s
     try:
         while piece := os.read(terminal, 4096):
             shown += piece
     except OSError:  # the other end is closed
         pass
     os.close(terminal)
-    assert shown.count(b"interrupted") == shown.count(b"tidied up") == 2
+    assert shown.count(b"interrupted") == shown.count(b"tidied up") == 2, (took_s, status)
+    assert took_s < at_most(GONE_S)
     assert b"\033[36m[0]\033[0m here" in shown
     assert os.waitstatus_to_exitcode(status) == 0  # every worker took it well
 
 
 def test_where_each_worker_was_when_interrupted_is_said_in_a_line(script):
-    process = start(*FAST, "--workers", 2, script("import time\nprint(); time.sleep(300)\n"))
+    process = start(*FAST, *PATIENT, "--workers", 2, script("import time\nprint(); time.sleep(300)\n"))
     read_lines(process.stdout, 2)
     process.send_signal(signal.SIGINT)
     done = finish(process)

@@ -64,7 +64,7 @@ def _run(mode: str, weather: str, seed: int, steps: int, data_dir: str) -> list[
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-bench-")))
         case = StalenessCase(mode, weather, seed, steps, BATCH_SIZE, LR, data_dir, str(folder / "curve.json"))
         target = Target("gradtide.bench.peers.staleness", (json.dumps(asdict(case)),), is_module=True)
-        spec = Spec(target=target, workers=WORKERS, threads=1, preload="gradtide.collective.groups.preload")
+        spec = Spec(target=target, workers=WORKERS, threads=1, preload="gradtide.parallel.preload")
         launcher = stack.enter_context(Launcher(spec, _Silent))
         store = stack.enter_context(local_servers(SERVERS)).address
         if launcher.run({"GRADTIDE_STORE": store}) != 0:

@@ -4,9 +4,12 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from gradtide.launch import Target
 
 __all__ = ["run"]
 
@@ -50,7 +53,7 @@ def run(
     spec = Spec(
         target=target, workers=workers, min_workers=min_workers, max_workers=max_workers, max_restarts=max_restarts,
         threads=threads, grace_s=grace_s, step_s=step_timeout_s,
-        preload="gradtide.collective.groups.preload" if preload else "",
+        preload=_to_load(target) if preload else "",
     )  # fmt: skip
     check_spec(spec)
     if servers < 0:
@@ -72,3 +75,11 @@ def run(
             variables["GRADTIDE_STORE"] = store.address
         code = launcher.run(variables)
     raise typer.Exit(code)
+
+
+def _to_load(target: "Target") -> str:
+    """For a script that trains, what its first optimizer would import in every worker."""
+    from gradtide.launch.target import names_in
+
+    trains = names_in(target) & {"DataParallel", "DistributedDataParallel", "fit", "optim"}
+    return "gradtide.parallel.preload" if trains else "gradtide.collective.groups.preload"

@@ -1,14 +1,17 @@
 """What workers run: a script or a module. Mistakes in naming it are found before anything is started."""
 
+import contextlib
 import io
 import tokenize
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import CodeType
 
 from gradtide.errors import ConfigError
 
-__all__ = ["Target", "check_target"]
+__all__ = ["Target", "check_target", "names_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +54,18 @@ def check_target(target: Target, search: list[str]) -> None:
     if "\0" in text:
         raise ConfigError(f"{path} is not a Python file")
     compile(text, str(path.absolute()), "exec", dont_inherit=True)
+
+
+def names_in(target: Target) -> set[str]:
+    """The names that a script uses itself; none of a module, or of what can't be read."""
+    with contextlib.suppress(OSError, SyntaxError, ValueError):
+        if not target.is_module:
+            return set(_names(compile(Path(target.name).read_bytes(), target.name, "exec", dont_inherit=True)))
+    return set()
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

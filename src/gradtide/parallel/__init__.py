@@ -11,6 +11,7 @@ order.py          the order of a DataLoader's batches, which worker 0's sampler 
 agreement.py      what workers tell each other before a batch
 worker_random.py  random numbers of a worker's own inside the model's forward
 data_parallel.py  a model whose parameters all workers update alike
+preload.py        all of this loaded ahead, by a process that makes workers by fork
 """
 
 import importlib

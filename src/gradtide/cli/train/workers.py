@@ -51,7 +51,7 @@ def train_with_workers(
 
         asked["checkpoints"] = plan_keeping(keeping, Settings(**asked), Path(asked["folder"]), asked["sync"])
     target = Target("gradtide.train.together.worker", (json.dumps(asked),), is_module=True)
-    spec = Spec(target=target, workers=workers, preload="gradtide.collective.groups.preload")
+    spec = Spec(target=target, workers=workers, preload="gradtide.parallel.preload")
     check_spec(spec)
     terminal = Terminal(show=not as_json)
     with ExitStack() as stack:
