@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["warm"])
+process_context = multiprocessing.get_context("forkserver")
+process_context.set_forkserver_preload(["warm"])
 # Python 3.11 does not tell the server our sys.path, and it skips in silence what it can't import.
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
 
@@ -27,8 +27,8 @@ class Ranks:
     def __init__(self, count: int) -> None:
         self._pipes, self.processes = [], []
         for rank in range(count):
-            here, there = _context.Pipe()
-            process = _context.Process(target=_serve, args=(there, rank), daemon=True)
+            here, there = process_context.Pipe()
+            process = process_context.Process(target=_serve, args=(there, rank), daemon=True)
             process.start()
             there.close()
             self._pipes.append(here)

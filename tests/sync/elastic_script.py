@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import gradtide
 from gradtide.environment import read_environment
-from gradtide.sync import pieces, reduce, servers
+from gradtide.sync import pieces, reduce, servers, shared
 
 folder, steps, optimizer, share, *deaths = sys.argv[1:]
 around = read_environment()
@@ -36,7 +36,7 @@ def dying(method):
     return counted
 
 
-pieces.PIECE_ELEMENTS = 1 << 14  # several pieces a step
+shared.PIECE_ELEMENTS = pieces.PIECE_ELEMENTS = 1 << 14  # several pieces a step
 pieces.Stepper.step = dying(pieces.Stepper.step)
 reduce.Reduce._leave = dying(reduce.Reduce._leave)
 servers.ServersWay._push = dying(servers.ServersWay._push)

@@ -3,6 +3,8 @@
 import torch
 from torch import nn
 
+FROZEN = range(580, 590)  # batches, counted from 1, in which the first layer is not trained
+
 
 def build():
     torch.manual_seed(0)

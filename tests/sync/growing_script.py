@@ -1,6 +1,6 @@
 """A user's script, started by `gradtide run`: trains on a job that grows and shrinks, and says how many they are.
 
-growing_script.py FOLDER STEPS SYNC      slowly, until there is a file FOLDER/hurry
+growing_script.py FOLDER STEPS SYNC      slowly, until there is a file FOLDER/hurry; later a layer is frozen for a while
 """
 
 import os
@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import torch
-from growing import batches, build
+from growing import FROZEN, batches, build
 from torch.nn import functional
 
 import gradtide
@@ -26,6 +26,7 @@ for x, y in gradtide.shard(batches(int(steps))):
     if job.size != size:
         size = job.size
         print(f"worker {number} is {job.rank} of {size} from batch {job.batches} on", flush=True)
+    net[0].requires_grad_(job.batches not in FROZEN)  # the way begins anew, for those who came later too
     functional.mse_loss(model(x), y).backward()
     model.step()
     if not os.path.exists(f"{folder}/hurry"):

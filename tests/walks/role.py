@@ -1,16 +1,15 @@
-"""A server or coordinator whose walk is recorded: role.py FOLDER ROLE-AS-JSON."""
+"""A server or coordinator whose walk is recorded."""
 
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
-import msgspec
-import torch._dynamo  # noqa: F401 (which optimizers import: slow with a hook)
 from recorder import Recorder
 
 from gradtide.store.local.roles import Role, run_role
 
-role = msgspec.json.decode(sys.argv[2], type=Role)
-recorder = Recorder(Path(sys.argv[1]), role.name)
-recorder.install()
-run_role(role, tell=lambda address: print("listening", flush=True))
-recorder.write()
+
+def live(folder: Path, role: Role, listening: Connection) -> None:
+    recorder = Recorder(folder, role.name)
+    recorder.install()
+    run_role(role, tell=listening.send)
+    recorder.write()

@@ -1,13 +1,18 @@
 """The three walks of docs/layout.md, taken with a profile hook in every process."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
+from plan import make_plan
+from push import push_once
+from ranks import process_context
+from role import live
 
 from gradtide.store.local.roles import Role
 
@@ -28,6 +33,18 @@ def taken(path: Path, thread: str = "all") -> list[str]:
     return [file for file in walk if file not in EVERYWHERE]
 
 
+def run_to_its_end(function, *arguments):
+    """In a process of its own, by fork from one that has everything loaded."""
+    process = process_context.Process(target=function, args=arguments, daemon=True)
+    process.start()
+    process.join(WAIT_S)
+    code = process.exitcode
+    process.kill()
+    process.join()
+    process.close()
+    assert code == 0
+
+
 @pytest.fixture(scope="module")
 def push(tmp_path_factory):
     folder = tmp_path_factory.mktemp("push")
@@ -38,22 +55,28 @@ def push(tmp_path_factory):
         roles.append(
             Role(role="server", name=f"server-{i}", address=address, coordinator=coordinator, expected=2, replicas=1)
         )
+    listening = [process_context.Pipe() for _ in roles]
     processes = [
-        subprocess.Popen([sys.executable, HERE / "role.py", folder, msgspec.json.encode(role)], stdout=subprocess.PIPE)
-        for role in roles
+        process_context.Process(target=live, args=(folder, role, there), daemon=True)
+        for role, (_, there) in zip(roles, listening, strict=True)
     ]
     try:
+        for process, (here, _) in zip(processes, listening, strict=True):
+            process.start()
+            assert here.poll(WAIT_S)
+        run_to_its_end(push_once, folder, coordinator)
         for process in processes:
-            assert process.stdout.readline() == b"listening\n"
-        subprocess.run([sys.executable, HERE / "push.py", folder, coordinator], check=True, timeout=WAIT_S)
-        for process in processes:
-            process.send_signal(2)
-            assert process.wait(WAIT_S) == 0
+            os.kill(process.pid, signal.SIGINT)
+            process.join(WAIT_S)
+            assert process.exitcode == 0
     finally:
         for process in processes:
             process.kill()
-            process.wait()
-            process.stdout.close()
+            process.join()
+            process.close()
+        for here, there in listening:
+            here.close()
+            there.close()
     primary = json.loads((folder / "primary").read_text())
     return folder, primary, "server-0" if primary == "server-1" else "server-1"
 
@@ -81,5 +104,5 @@ def test_a_gradient_by_all_reduce_takes_the_documented_walk(tmp_path):
 
 
 def test_a_plan_takes_the_documented_walk(tmp_path):
-    subprocess.run([sys.executable, HERE / "plan.py", tmp_path], check=True, timeout=WAIT_S, stdout=subprocess.DEVNULL)
+    run_to_its_end(make_plan, tmp_path)
     assert taken(tmp_path / "planner.json") == documented("The planner")

@@ -125,7 +125,7 @@ def share_state(trained: Trained, job: Job, group: Group, spread: Group | Device
     """Rank 0's optimizer state becomes everybody's, and a newcomer learns how far the others are. Tensors are told by
     `spread`."""
     told = msgspec.json.decode(_told(_tell(trained, job), group), type=_Standing)
-    if group.rank and job.elastic is not None and job.elastic.newcomer:
+    if group.rank and job.elastic is not None and job.elastic.newcomer and not job.batches:  # not when its way changes
         job.behind = told.batches
         job.state.update(told.script)
         job.epoch_began, job.resumed = told.epoch_began, True
