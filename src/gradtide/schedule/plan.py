@@ -127,11 +127,11 @@ def plan(
     for rival in rivals:
         _check_fits(rival, request)
     table = []
-    measured: dict[tuple[object, ...], _Measured] = {}  # `rings` is `ring` where there is only one: no need to redo it
+    predicted: dict[tuple[object, ...], _Predicted] = {}  # `rings` is `ring` where there is only one: not done twice
     for schedule in (*schedules, *rivals):
         key = (schedule.ranks, schedule.weights, schedule.ops)
-        measured[key] = measured.get(key) or _measure(request, resources, schedule)
-        table.append(_candidate(schedule, measured[key], lower))
+        predicted[key] = predicted.get(key) or _predict(request, resources, schedule)
+        table.append(_candidate(schedule, predicted[key], lower))
     if not table:
         raise ScheduleError(f"no strategy applies: {'; '.join(f'{name}: {why}' for name, why in skipped.items())}")
     # Rounding must not decide: what is equally fast stands in the order of simplicity.
@@ -196,33 +196,33 @@ def _check_fits(schedule: Schedule, request: Request) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class _Predicted:
     run: Simulation
     bare: Simulation
     proof: Proof
 
 
-def _measure(request: Request, resources: Resources, schedule: Schedule) -> _Measured:
+def _predict(request: Request, resources: Resources, schedule: Schedule) -> _Predicted:
     proof = verify(schedule)
     run = simulate(schedule, request.topology, request.size_bytes, resources=resources)
     bare = simulate(schedule, request.topology, request.size_bytes, resources=resources, latency=False)
-    return _Measured(run, bare, proof)
+    return _Predicted(run, bare, proof)
 
 
-def _candidate(schedule: Schedule, measured: _Measured, lower: float) -> Candidate:
-    run = measured.run
+def _candidate(schedule: Schedule, predicted: _Predicted, lower: float) -> Candidate:
+    run = predicted.run
     return Candidate(
         name=schedule.name,
         seconds=run.seconds,
-        bandwidth_seconds=measured.bare.seconds,
+        bandwidth_seconds=predicted.bare.seconds,
         ratio=run.seconds / lower,
         busiest_link=run.busiest_link,
         busiest_seconds=run.busiest_seconds,
         wire_bytes=round(run.wire_bytes),
-        steps=measured.proof.steps,
+        steps=predicted.proof.steps,
         schedule=schedule,
         simulation=run,
-        proof=measured.proof,
+        proof=predicted.proof,
     )
 
 

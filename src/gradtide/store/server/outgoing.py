@@ -44,7 +44,7 @@ class Outgoing:
             del self.routes[name]
 
     def deliver(self, answers: Sequence[Answer[Tensor]]) -> None:
-        """After each call of the host: first to other servers, then to clients."""
+        """After each call of the shard set: first to other servers, then to clients."""
         if self._shard_set.replication.outbox:
             self.send_to_peers()
         for answer in answers:

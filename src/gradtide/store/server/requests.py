@@ -1,4 +1,4 @@
-"""A client's request, from its first frame until the last of its parts is handed over to the host.
+"""A client's request, from its first frame until the last of its parts is handed over to the shard set.
 
 A request is handed over shard by shard, as soon as the values of a shard are there, so a large push is received, added
 and answered in a stream.
