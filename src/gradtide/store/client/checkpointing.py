@@ -13,17 +13,17 @@ from gradtide.errors import StoreError
 from gradtide.handle import Handle
 from gradtide.store.client.operations import Done
 from gradtide.store.client.pending import Pending
-from gradtide.store.wire.messages import BeginCut, CollectCut, CutBegun, CutWritten, Question
+from gradtide.store.wire.messages import BeginCut, CollectCut, CutBegun, CutWritten, Question, Table
 
 if TYPE_CHECKING:
     from gradtide.store.client.engine import Engine
 
-__all__ = ["Beside", "CheckpointOptions", "begin_checkpoint"]
+__all__ = ["TRIES", "Beside", "CheckpointOptions", "CutPassed", "agreed_answers", "begin_checkpoint", "round_of_try"]
 
 # What somebody else adds to a checkpoint while its servers write: (place, folder) -> files, and lines for the manifest.
 Beside = Callable[[Place, str], tuple[tuple[FileEntry, ...], dict[str, Any] | None]]
 _CHANGED = "the checkpoint failed: the table of servers has changed meanwhile; take it again"
-_TRIES = 8  # to find a round that nobody has closed yet: each time further ahead
+TRIES = 8  # to find a round that nobody has closed yet: each time further ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,25 @@ class CheckpointOptions:
     beside: Beside | None = None
 
 
-class _Passed(Exception):
+class CutPassed(Exception):
     """The round was closed before everybody had heard of the cut."""
+
+
+def round_of_try(round_now: int, number: int) -> int:
+    """The round of a cut that no worker takes: each time further ahead of the last that any shard has closed."""
+    return round_now + (1 << number) - 1
+
+
+def agreed_answers(done: Done[Any], table: Table | None) -> tuple[CutBegun | CutWritten, ...]:
+    """What all servers said to a question about a cut; raises when one said no, or they are not all of one table."""
+    if done.refused is not None and done.refused.reason == "passed":
+        raise CutPassed
+    if done.refused is not None:
+        raise StoreError(done.refused.text)
+    # Whoever holds shards of the table was asked; a cut of an earlier one is not through all of them.
+    if table is None or any(told.epoch != table.epoch for told in done.told):
+        raise StoreError(_CHANGED)
+    return done.told
 
 
 def begin_checkpoint(
@@ -49,9 +66,9 @@ def begin_checkpoint(
     `round_now` is asked when this client is no worker: the last round that any shard has closed.
     """
     session = engine.session
-    tries = [session.last_round] if session.member is not None else [None] * _TRIES
+    tries = [session.last_round] if session.member is not None else [None] * TRIES
     for number, own in enumerate(tries):
-        round_ = own if own is not None else round_now() + (2**number - 1)
+        round_ = own if own is not None else round_of_try(round_now(), number)
         step = options.step if options.step is not None else round_ or shelf.next_step()
         folder = options.folder if options.folder is not None else shelf.new_folder(step)
         address = f"{shelf.place.address}/{folder}"
@@ -60,24 +77,16 @@ def begin_checkpoint(
             _ask(engine, question, CutBegun, "the checkpoint's cut").wait()
         except BaseException as error:
             shelf.discard(folder)
-            if isinstance(error, _Passed):
+            if isinstance(error, CutPassed):
                 continue
             raise
         return _Collecting(engine, shelf, options, step, folder, round_).start()
-    raise StoreError(f"rounds close faster than a cut can be announced ({_TRIES} tries); take it from a worker")
+    raise StoreError(f"rounds close faster than a cut can be announced ({TRIES} tries); take it from a worker")
 
 
 def _ask(engine: "Engine", question: Question, kind: type[Any], what: str) -> Pending[list[Any]]:
     def finish(done: Done[memoryview]) -> list[Any]:
-        if done.refused is not None and done.refused.reason == "passed":
-            raise _Passed
-        if done.refused is not None:
-            raise StoreError(done.refused.text)
-        # Whoever holds shards of the table was asked; a cut of an earlier one is not through all of them.
-        table = engine.session.table
-        if table is None or any(told.epoch != table.epoch for told in done.told):
-            raise StoreError(_CHANGED)
-        return [told for told in done.told if isinstance(told, kind)]
+        return [told for told in agreed_answers(done, engine.session.table) if isinstance(told, kind)]
 
     pending = Pending(engine, lambda: what, finish)
     engine.start(pending, lambda now_s: engine.session.ask(question, now_s))

@@ -25,7 +25,7 @@ from gradtide.store.server.uplink import Uplink
 from gradtide.store.shard.inventory import describe_health
 from gradtide.store.shard.lease import LEASE_S
 from gradtide.store.shard.shard_set import ShardSet
-from gradtide.store.snapshot.cutter import Cutter
+from gradtide.store.snapshot.file_writing import file_cutter
 from gradtide.store.snapshot.loading import Loader
 from gradtide.store.wire.credit import CREDIT_BYTES
 from gradtide.store.wire.messages import (
@@ -89,7 +89,7 @@ class Server:
         self._shapes = PartShapes(shard_set)
         self._fast = ServerFastPath(shard_set, self._service, self._outgoing, self._granting, self._shapes)
         self._requests = Requests(shard_set, self._outgoing, self._granting, self._shapes, self._fast)
-        self._cutter = Cutter(shard_set, self._service.wake, roots)
+        self._cutter = file_cutter(shard_set, self._service.wake, roots)
         self._loader = Loader(shard_set, self._service.wake)
         self._draining = Draining(shard_set, drain_s)
         self._stopped = False

@@ -1,6 +1,7 @@
 """Shards to files and back, on the server's side; the client's side is client/checkpointing.py.
 
-cutter.py       a server's part in checkpoints: copies its shards at the cut, writes them in a thread
+cutter.py       a server's part in checkpoints: copies its shards at the cut, and answers when they are written
+file_writing.py writes these copies to files, in a thread
 copies.py       memory for these copies, kept from one checkpoint to the next
 shard_file.py   shards as parts of a checkpoint's files, and back
 loading.py      a server's shards from a checkpoint

@@ -1,47 +1,79 @@
-"""A server's part in checkpoints: copies its shards as of one cut, and writes them from a thread of its own."""
+"""A server's part in checkpoints: copies its shards as of one cut, and hands them to somebody who writes them.
 
-import threading
-from collections import OrderedDict, deque
+That is a thread (file_writing.py), or, in the simulator, a stand-in without a disk.
+"""
+
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from torch import Tensor
-
-from gradtide.checkpoint.direct import PAGE_BYTES
 from gradtide.checkpoint.entries import FileEntry, ShardEntry
 from gradtide.checkpoint.places import open_place
-from gradtide.checkpoint.tensor_file import write_file
 from gradtide.errors import GradtideError
 from gradtide.store.shard.cut import Cutting
 from gradtide.store.shard.refusals import Refusal
 from gradtide.store.shard.shard_events import Answer
 from gradtide.store.shard.shard_set import ShardSet
-from gradtide.store.snapshot.copies import Copies
-from gradtide.store.snapshot.shard_file import entry_of, part_of
 from gradtide.store.wire.messages import BeginCut, CollectCut, CutBegun, CutWritten, Question, Reason, Refused, Snapshot
 
-__all__ = ["Cutter"]
+__all__ = ["AHEAD_BYTES", "Cutter", "Writing"]
 
-FILE_BYTES = 128 << 20  # about how much goes into one file
-_AHEAD_BYTES = 2 * FILE_BYTES  # copies that may wait to be written, if nothing forces more
+V = TypeVar("V")
+Copied = TypeVar("Copied", contravariant=True)
+
+AHEAD_BYTES = 256 << 20  # copies that may wait to be written, if nothing forces more
 _REMEMBERED = 8  # checkpoints whose outcome is known after the next one has begun
 _LOOK_S = 0.01  # between looks for what could be copied; a block that closes its next round copies itself
-_PATIENCE_S = 600.0  # for the round of the cut to be closed: a step may take minutes
+PATIENCE_S = 600.0  # for the round of the cut to be closed: a step may take minutes
 
 
-class Cutter:
+class Writing(Protocol[Copied]):
+    """Writes one server's part of a checkpoint, beside all else; it says when something has changed."""
+
+    epoch: int  # of the table when it began
+    files: list[FileEntry]
+    shards: list[ShardEntry]
+    queued_bytes: int
+    failed: str
+    over: bool
+
+    @property
+    def seconds_behind(self) -> float:
+        """How much longer copies may take because there is so much to write: patience is not for that."""
+        ...
+
+    def add(self, word: Snapshot, values: Sequence[Copied]) -> None:
+        """One more shard."""
+
+    def finish(self) -> None:
+        """Nothing more will come."""
+
+    def abandon(self, text: str) -> None:
+        """None of it counts any more."""
+
+    def join(self) -> None:
+        """Returns when it is over."""
+
+
+class Cutter(Generic[V]):
     """One checkpoint at a time. `poll` often: it copies what is due, and says what can be answered."""
 
     def __init__(
-        self, shard_set: ShardSet[Tensor], wake: Callable[[], None], roots: Sequence[str] | None = None
+        self,
+        shard_set: ShardSet[V],
+        wake: Callable[[], None],
+        copy: Callable[[V], V],
+        begin_writing: Callable[[str, Callable[[], None]], Writing[V]],
+        roots: Sequence[str] | None = None,
     ) -> None:
-        """`roots`: the folders under which checkpoints may be written; None: anywhere."""
-        self._shard_set, self._wake = shard_set, wake
+        """`begin_writing` is told the folder, and whom to tell of news. `roots`: the folders under which checkpoints
+        may be written; None: anywhere."""
+        self._shard_set, self._wake, self._copy, self._begin_writing = shard_set, wake, copy, begin_writing
         self._roots = None if roots is None else [open_place(root).real_address for root in roots]
-        self._cutting: Cutting[Tensor] | None = None
-        self._writing: _Writing | None = None
+        self._cutting: Cutting[V] | None = None
+        self._writing: Writing[V] | None = None
         self._waiting: dict[str, CollectCut] = {}  # by client
-        self._written: OrderedDict[str, _Writing] = OrderedDict()  # by name: for those who did not ask yet
-        self._copies = Copies()
+        self._written: OrderedDict[str, Writing[V]] = OrderedDict()  # by name: for those who did not ask yet
         self._look_at_s = 0.0
         self._news = False  # from the thread that writes
 
@@ -53,7 +85,7 @@ class Cutter:
     def _is_writing(self) -> bool:
         return self._writing is not None and not self._writing.over
 
-    def handle(self, message: Question, now_s: float) -> list[Answer[Tensor]]:
+    def handle(self, message: Question, now_s: float) -> list[Answer[V]]:
         if message.epoch != self._shard_set.epoch or not self._shard_set.accepts_questions:
             return [self._refuse(message, "epoch", "the table of servers has changed")]
         if isinstance(message, BeginCut):
@@ -64,7 +96,7 @@ class Cutter:
         self._news = True
         return self.poll(now_s)
 
-    def poll(self, now_s: float) -> list[Answer[Tensor]]:
+    def poll(self, now_s: float) -> list[Answer[V]]:
         """Time goes by, or shards have closed rounds."""
         cutting, writing = self._cutting, self._writing
         if cutting is None or writing is None or (now_s < self._look_at_s and not self._news):
@@ -73,9 +105,9 @@ class Cutter:
         if cutting.epoch != self._shard_set.epoch:
             cutting.fail("the table of servers has changed meanwhile; take it again")
         members = {member.worker: member for member in self._shard_set.decree.members} if self._shard_set.decree else {}
-        for word, values in cutting.take(_AHEAD_BYTES - writing.queued_bytes, members):
+        for word, values in cutting.take(AHEAD_BYTES - writing.queued_bytes, members):
             writing.add(word, values)
-        if cutting.cuts and now_s - cutting.begun_s > _PATIENCE_S + writing.seconds_behind:
+        if cutting.cuts and now_s - cutting.begun_s > PATIENCE_S + writing.seconds_behind:
             cutting.fail(f"round {cutting.round} was not closed in time: {cutting.waits_for(members)}")
         if cutting.failed:
             writing.abandon(cutting.failed)
@@ -83,7 +115,7 @@ class Cutter:
             writing.finish()
         return self._answer_those_who_wait()
 
-    def _answer_those_who_wait(self) -> list[Answer[Tensor]]:
+    def _answer_those_who_wait(self) -> list[Answer[V]]:
         answers = []
         for client, message in list(self._waiting.items()):
             writing = self._find(message.name)
@@ -92,7 +124,7 @@ class Cutter:
                 answers.append(self._answer(message, writing))
         return answers
 
-    def _find(self, name: str) -> "_Writing | None":
+    def _find(self, name: str) -> Writing[V] | None:
         return self._writing if self._cutting is not None and self._cutting.name == name else self._written.get(name)
 
     def _hear(self) -> None:
@@ -116,7 +148,7 @@ class Cutter:
             where.startswith(root.rstrip("/") + "/") or where == root for root in self._roots
         )
 
-    def _begin(self, message: BeginCut, now_s: float) -> Answer[Tensor]:
+    def _begin(self, message: BeginCut, now_s: float) -> Answer[V]:
         old = self._cutting
         if not self._may_write_to(message.folder):
             roots = ", ".join(self._roots or ()) or "no folder at all"
@@ -138,14 +170,14 @@ class Cutter:
         try:
             shards = list(self._shard_set.shards.values())
             self._cutting = Cutting.begin(
-                message.name, message.client, message.round, self._shard_set.epoch, shards, now_s, self._copies.make
+                message.name, message.client, message.round, self._shard_set.epoch, shards, now_s, self._copy
             )
         except Refusal as refusal:
             return self._refuse(message, refusal.reason, refusal.text)
-        self._writing = _Writing(message.folder, self._shard_set.name, self._shard_set.epoch, self._hear, self._copies)
+        self._writing = self._begin_writing(message.folder, self._hear)
         return Answer(message.client, CutBegun(message.sequence, self._shard_set.epoch))
 
-    def _answer(self, message: CollectCut, writing: "_Writing | None") -> Answer[Tensor]:
+    def _answer(self, message: CollectCut, writing: Writing[V] | None) -> Answer[V]:
         if writing is None:
             return self._refuse(message, "cut", "too many others were taken meanwhile; take it again")
         if writing.failed:
@@ -153,94 +185,6 @@ class Cutter:
         files, shards = tuple(writing.files), tuple(writing.shards)
         return Answer(message.client, CutWritten(message.sequence, writing.epoch, files, shards))
 
-    def _refuse(self, message: Question, reason: Reason, text: str) -> Answer[Tensor]:
+    def _refuse(self, message: Question, reason: Reason, text: str) -> Answer[V]:
         line = text if reason != "cut" else f"the checkpoint failed on {self._shard_set.name}: {text}"
         return Answer(message.client, Refused(message.sequence, -1, reason, line, self._shard_set.epoch))
-
-
-class _Writing:
-    """A thread that writes shards, some 128 MB to a file, in the order in which they come."""
-
-    def __init__(self, folder: str, server: str, epoch: int, wake: Callable[[], None], copies: Copies) -> None:
-        self._folder, self._server, self.epoch, self._wake, self._copies = folder, server, epoch, wake, copies
-        self._queue: deque[tuple[Snapshot, Sequence[Tensor]]] = deque()
-        self._changed = threading.Condition()
-        self._last = False
-        self.queued_bytes = 0
-        self.files: list[FileEntry] = []
-        self.shards: list[ShardEntry] = []
-        self.failed = ""
-        self.over = False
-        self._thread = threading.Thread(target=self._run, name="gradtide-checkpoint", daemon=True)
-        self._thread.start()
-
-    @property
-    def seconds_behind(self) -> float:
-        """How much longer copies may take because there is so much to write: patience is not for that."""
-        return float("inf") if self.queued_bytes > _AHEAD_BYTES // 2 else 0.0
-
-    def add(self, word: Snapshot, values: Sequence[Tensor]) -> None:
-        with self._changed:
-            self._queue.append((word, values))
-            self.queued_bytes += _size(values)
-            self._changed.notify()
-
-    def finish(self) -> None:
-        """Nothing more will come."""
-        with self._changed:
-            self._last = True
-            self._changed.notify()
-
-    def abandon(self, text: str) -> None:
-        with self._changed:
-            if not self.over:
-                self.failed = self.failed or text
-                self._changed.notify()
-
-    def join(self) -> None:
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            place = open_place(self._folder)
-            while batch := self._next_batch():
-                batch.sort(key=_is_ragged)
-                name = f"{self._server}-{len(self.files) + 1:05d}.safetensors"
-                self.files.append(write_file(place, "", name, [part_of(word, values) for word, values in batch]))
-                self.shards += [entry_of(word, name) for word, _ in batch]
-                with self._changed:
-                    self.queued_bytes -= sum(_size(values) for _, values in batch)
-                for _, values in batch:
-                    self._copies.take_back(values)
-                del batch
-                self._wake()
-        except GradtideError as error:
-            self.failed = self.failed or str(error)
-        except Exception as error:
-            self.failed = self.failed or f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            self._queue.clear()
-            self.over = True
-            self._wake()
-
-    def _next_batch(self) -> list[tuple[Snapshot, Sequence[Tensor]]]:
-        """Enough for a file, or the rest; nothing when all is written, or none of it counts any more."""
-        with self._changed:
-            while not (self._last or self.failed or self.queued_bytes >= FILE_BYTES):
-                self._changed.wait()
-            batch: list[tuple[Snapshot, Sequence[Tensor]]] = []
-            size = 0
-            while self._queue and size < FILE_BYTES and not self.failed:
-                batch.append(self._queue.popleft())
-                size += _size(batch[-1][1])
-            return batch
-
-
-def _is_ragged(copied: tuple[Snapshot, Sequence[Tensor]]) -> bool:
-    """Whatever comes after such a part in a file does not begin with a page, and so takes longer to write."""
-    return _size(copied[1]) % PAGE_BYTES != 0
-
-
-def _size(values: Sequence[Tensor]) -> int:
-    return sum(value.nbytes for value in values)
