@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
+from gradtide.errors import StoreError
 from gradtide.store.coordinator.clerk import Clerk
 from gradtide.store.coordinator.membership import Membership
+from gradtide.store.shard.cut import Cut, Cutting
 from gradtide.store.shard.filter import Filter
 from gradtide.store.shard.shard_set import ShardSet
 from gradtide.store.wire.messages import Absent, Version
 from gradtide.testing.hardship import hard_scenario_of, main, run_hard_seed, run_hard_seeds
+from gradtide.testing.simulator import checkpoints
 from gradtide.testing.simulator.history import Operated, SimulationHistory, check
 
 SEEDS = 16
@@ -45,6 +48,18 @@ def test_the_seeds_reach_every_kind_of_hardship() -> None:
     assert any(name.startswith("worker") and "-" in name for name in names), "and a worker"
     refused = {operated.refused for outcome in outcomes for operated in outcome.history.operations}
     assert "not_member" in refused, "somebody hung for too long"
+
+
+def test_the_seeds_have_checkpoints_that_are_complete_and_some_that_say_why_they_are_not() -> None:
+    savers = [seed for seed in range(60) if hard_scenario_of(seed).savers]
+    assert 10 < len(savers) < 40, "most seeds have none"
+    cuts = [cut for seed in savers for cut in run_hard_seed(seed).history.cuts]
+    committed = [cut for cut in cuts if cut.committed_s is not None]
+    assert any(cut.round > 1 and cut.client.startswith("worker") for cut in committed)
+    assert any(cut.round > 1 and cut.client.startswith("client") for cut in committed)
+    assert any(not cut.round and len(cut.shards) > 1 for cut in committed)
+    assert all(cut.shards for cut in committed)
+    assert any("table of servers has changed" in cut.failed for cut in cuts)
 
 
 def test_one_seed_of_hardship_is_replayed_by_one_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,6 +115,72 @@ def tell_before_writing(monkeypatch: pytest.MonkeyPatch) -> None:
         return told
 
     monkeypatch.setattr(Clerk, "tellable", hasty)
+
+
+def never_copy_before_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cut, "goes_beyond", lambda *_: False)
+
+
+def cut_wherever_a_shard_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def begin(cls: Any, shard: Any, round_: int, copy: Any) -> Any:
+        in_rounds = [name for name, block in shard.blocks.items() if block.spec.delay is not None]
+        return cls(shard, round_, copy, dict.fromkeys(in_rounds))
+
+    monkeypatch.setattr(Cut, "of", classmethod(begin))
+
+
+def copy_the_filter_before_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Cut.of.__func__  # type: ignore[attr-defined]
+    image = Cut.image
+
+    def with_records(cls: Any, *arguments: Any) -> Any:
+        cut = begin(cls, *arguments)
+        early[id(cut)] = cut.shard.filter.images()
+        return cut
+
+    def with_early_records(self: Any) -> Any:
+        self.records = early.pop(id(self))
+        return image(self)
+
+    early: dict[int, Any] = {}
+    monkeypatch.setattr(Cut, "of", classmethod(with_records))
+    monkeypatch.setattr(Cut, "image", with_early_records)
+
+
+def go_on_with_a_cut_when_the_table_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On both sides: servers keep the cut, and clients take what they get."""
+    monkeypatch.setattr(checkpoints, "agreed_answers", lambda done, _: done.told if done.refused is None else refuse())
+    monkeypatch.setattr(Cutting, "epoch", property(lambda _: Anything(), lambda *_: None), raising=False)
+
+
+def refuse() -> Any:
+    raise StoreError("refused")
+
+
+class Anything:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("mutation", "promises"),
+    [
+        (never_copy_before_the_next_round, {"one cut"}),
+        (cut_wherever_a_shard_is, {"one cut"}),
+        pytest.param(copy_the_filter_before_the_values, {"exact cut"}, marks=pytest.mark.slow),
+        (go_on_with_a_cut_when_the_table_changes, {"whole cut", "one cut", "exact cut"}),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_the_checker_sees_a_checkpoint_that_is_not_one_cut(
+    monkeypatch: pytest.MonkeyPatch, mutation: Callable[[pytest.MonkeyPatch], None], promises: set[str]
+) -> None:
+    mutation(monkeypatch)
+    savers = (seed for seed in range(1000) if hard_scenario_of(seed).savers)
+    broken = (violation.promise for seed in savers for violation in run_hard_seed(seed).violations)
+    assert any(promise in promises for promise in broken)
 
 
 @pytest.mark.parametrize(

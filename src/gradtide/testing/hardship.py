@@ -10,7 +10,7 @@ from collections.abc import Callable
 from random import Random
 
 from gradtide.testing.faults import COORDINATOR, Fault
-from gradtide.testing.simulate import Outcome, Scenario, first_broken, run_and_report, run_scenario, seed_parser
+from gradtide.testing.simulate import Outcome, Saver, Scenario, first_broken, run_and_report, run_scenario, seed_parser
 from gradtide.testing.simulator.network import Faults
 
 __all__ = ["hard_scenario_of", "main", "run_hard_seed", "run_hard_seeds"]
@@ -58,7 +58,19 @@ def hard_scenario_of(seed: int) -> Scenario:
         forget_leases=random.choice((0.0, 1.5, 3.0)),
         rejoin=random.random() < 0.6,
         drift=random.choice((0.0, 0.01)),
+        savers=(savers := _savers(seed, workers, clients)),
+        unwritable=0.05 if savers and seed % 4 == 0 else 0.0,
     )
+
+
+def _savers(seed: int, workers: int, clients: int) -> tuple[Saver, ...]:
+    """In a third of the seeds somebody takes checkpoints. Drawn for itself: all other seeds stay as they are."""
+    random = Random(seed ^ 0xC4EC)
+    if random.random() >= 0.35:
+        return ()
+    names = [f"worker{i}" for i in range(workers)] + [f"client{i}" for i in range(clients)]
+    chosen = random.sample(names, min(len(names), random.choice((1, 1, 2))))
+    return tuple(Saver(who, frozenset(random.sample(range(1, 12), random.randrange(1, 4)))) for who in chosen)
 
 
 def _mishaps_of_clients(random: Random, workers: int, clients: int) -> tuple[Fault, ...]:

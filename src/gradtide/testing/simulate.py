@@ -15,9 +15,11 @@ from random import Random
 
 from gradtide.store.client.session import Session, SessionOptions
 from gradtide.store.coordinator import membership
+from gradtide.store.snapshot import cutter
 from gradtide.store.wire import placement
 from gradtide.testing.faults import COORDINATOR, Fault
 from gradtide.testing.simulator.actors import ClientActor, World
+from gradtide.testing.simulator.checkpoints import CheckpointDisk
 from gradtide.testing.simulator.clock import VirtualClock
 from gradtide.testing.simulator.history import SimulationHistory, Violation, check
 from gradtide.testing.simulator.network import Faults, Network
@@ -30,6 +32,7 @@ from gradtide.testing.simulator.trouble import Trouble
 __all__ = [
     "Comer",
     "Outcome",
+    "Saver",
     "Scenario",
     "first_broken",
     "main",
@@ -44,6 +47,7 @@ __all__ = [
 
 LIMIT_S = 300.0
 HEAL_S = 60.0  # until all replicas are in sync again
+PATIENCE_S = 20.0  # of a server with a checkpoint whose round nobody closes
 SHARDS = 64  # a table of 1,024, as a real one, takes as long as all the rest
 
 
@@ -55,6 +59,14 @@ class Comer:
     goes_after: int = 0
     says_goodbye: bool = True
     says_so_before: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Saver:
+    """A client that takes checkpoints: after these of its rounds, if it is a worker, or before these operations."""
+
+    who: str
+    at: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +97,8 @@ class Scenario:
     forget_leases: float = 0.0  # after how many a client is forgotten; 0: as a real store does
     drift: float = 0.0  # by how much each machine's clock may be too fast or too slow
     rejoin: bool = False  # workers that were struck off come again by themselves
+    savers: tuple[Saver, ...] = ()
+    unwritable: float = 0.0  # how likely a server can't write its part of a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,14 +208,18 @@ def run_scenario(scenario: Scenario) -> Outcome:
 @contextmanager
 def _small_and_fast(scenario: Scenario) -> Iterator[None]:
     """A store of few shards, that forgets as soon as the scenario says, and does not say when its disk is full."""
-    usual, log = (placement.SHARDS, membership.FORGET_LEASES), logging.getLogger("gradtide.coordinator")
+    usual, log = (
+        (placement.SHARDS, membership.FORGET_LEASES, cutter.PATIENCE_S),
+        logging.getLogger("gradtide.coordinator"),
+    )
     was_disabled, log.disabled = log.disabled, True
     placement.SHARDS = SHARDS
     membership.FORGET_LEASES = scenario.forget_leases or membership.FORGET_LEASES  # type: ignore[assignment]
+    cutter.PATIENCE_S = PATIENCE_S
     try:
         yield
     finally:
-        placement.SHARDS, membership.FORGET_LEASES = usual
+        placement.SHARDS, membership.FORGET_LEASES, cutter.PATIENCE_S = usual
         log.disabled = was_disabled
 
 
@@ -210,6 +228,7 @@ def _run(scenario: Scenario) -> Outcome:
     world = World(clock, Network(clock, random, scenario.faults), random)
     world.worker_lease_s = scenario.worker_lease_s
     world.rates = _rates(scenario)
+    world.checkpoint_disk = CheckpointDisk(Random(scenario.seed ^ 0xD15C), scenario.unwritable)
     world.network.on_cut = lambda source, target: _notice_cut(world, source, target)
     CoordinatorActor(world, scenario.lease_s)
     for i in range(scenario.servers):
@@ -276,7 +295,8 @@ def _start_clients(world: World, scenario: Scenario) -> None:
 def _start_client(world: World, scenario: Scenario, options: SessionOptions, i: int, time: int) -> ClientActor:
     name, token = f"client{i}", 100 + i
     session: Session[Number] = Session(_nth(name, time), 0, options=options, token=1000 * time + token)
-    script = client_script(scenario.script_seed * 31 + i + 1009 * time, scenario.operations, scenario.pause_s)
+    seed, saves_at = scenario.script_seed * 31 + i + 1009 * time, _saves_at(scenario, name)
+    script = client_script(seed, scenario.operations, scenario.pause_s, saves_at)
     return ClientActor(world, session, script)
 
 
@@ -305,7 +325,12 @@ def _plan(scenario: Scenario, worker: int) -> WorkerPlan:
         configures_from=2 if scenario.configures and worker == 0 else 0,
         goes_after=max(1, scenario.rounds // 2) if goes else 0,
         says_goodbye=scenario.goer == "leaves",
+        saves_at=_saves_at(scenario, f"worker{worker}"),
     )
+
+
+def _saves_at(scenario: Scenario, name: str) -> frozenset[int]:
+    return frozenset[int]().union(*(saver.at for saver in scenario.savers if saver.who == name))
 
 
 def _notice_cut(world: World, source: str, target: str) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from gradtide.store.client.operations import Done, Send, SessionInstruction, TellCoordinator
 from gradtide.store.client.session import Session
 from gradtide.store.wire.layouts import Layout
-from gradtide.store.wire.messages import KeySpec, Message, Pushed, Reply, Table, encode
+from gradtide.store.wire.messages import KeySpec, Message, Pushed, Question, Reply, Table, encode
 from gradtide.testing.faults import COORDINATOR
+from gradtide.testing.simulator.checkpoints import CheckpointDisk
 from gradtide.testing.simulator.clock import VirtualClock
 from gradtide.testing.simulator.disk import Disk
 from gradtide.testing.simulator.history import Operated, Place, SimulationHistory
@@ -43,6 +44,7 @@ class World:
     clients: dict[str, "ClientActor"] = field(default_factory=dict)
     coordinator: "CoordinatorActor | None" = None
     disk: Disk = field(default_factory=Disk)  # the coordinator's
+    checkpoint_disk: CheckpointDisk = field(default_factory=CheckpointDisk)
     next_digit: int = 0
     worker_lease_s: float = 0.0  # how long a client may hang while its connection stands; at least a lease
     people: dict[str, "ClientActor"] = field(default_factory=dict)  # who it is now that was first started by this name
@@ -130,6 +132,7 @@ class ClientActor(Process):
         self.open: dict[int, Operated] = {}
         self.pushes: Counter[str] = Counter()  # how often each key was pushed
         self.layouts: dict[int, Layout] = {}  # of the open operations
+        self._then: dict[int, Callable[[Done[Number]], None]] = {}  # who wants to know how they ended
         self._waits: set[int] | None = None
         self.on_refused: Callable[[], None] = lambda: None  # it could not even begin
         self._script = script(self)
@@ -187,6 +190,21 @@ class ClientActor(Process):
         operated = Operated(self.session.client, -1, sequence, "configure", 0.0, ())
         self.world.history.rates[key] = (from_round, rate, operated)
         return self._asked(sequence, told, operated)
+
+    def list_keys(self, then: Callable[[Done[Number]], None]) -> int:
+        sequence, told = self.session.keys("", self._now_s)
+        return self._asked_servers(sequence, told, "keys", then)
+
+    def ask(self, question: Question, then: Callable[[Done[Number]], None]) -> int:
+        """Something that every server is asked."""
+        sequence, told = self.session.ask(question, self._now_s)
+        return self._asked_servers(sequence, told, "ask", then)
+
+    def _asked_servers(
+        self, sequence: int, told: list[SessionInstruction[Number]], kind: str, then: Callable[[Done[Number]], None]
+    ) -> int:
+        self._then[sequence] = then
+        return self._asked(sequence, told, Operated(self.session.client, -1, sequence, kind, 0.0, ()))
 
     def leave(self) -> None:
         self._do(self.session.leave())
@@ -264,6 +282,8 @@ class ClientActor(Process):
             for part in self.layouts.pop(done.sequence).parts:
                 for piece, value in zip(part.pieces, done.values[part.shard], strict=True):
                     operated.values[piece.key, piece.block] = value.number
+        if then := self._then.pop(done.sequence, None):
+            then(done)
 
     def _resume(self) -> None:
         if not self.alive or self.finished:

@@ -12,7 +12,7 @@ from itertools import islice, product
 from gradtide.store.wire.messages import KeySpec, Pushed, Table, Version
 from gradtide.testing.simulator.numbers import digits, fold, fold_round
 
-__all__ = ["Final", "Operated", "SimulationHistory", "Violation", "check"]
+__all__ = ["CutShard", "Final", "Operated", "Place", "SimulationHistory", "TakenCut", "Violation", "check"]
 
 Place = tuple[str, int]  # key, block
 Slots = dict[int, dict[int, "Operated"]]  # round -> worker -> its push
@@ -51,6 +51,28 @@ class Final:
     counted: Mapping[int, frozenset[int]]
 
 
+@dataclass(frozen=True, slots=True)
+class CutShard:
+    """A shard as a checkpoint has it."""
+
+    shard: int
+    blocks: Mapping[Place, Final]
+    applied: Mapping[str, frozenset[int]]  # client -> its pushes of which the filter says that they are in the values
+    forgotten: frozenset[str]  # clients that are gone, of whom it need not know anything
+
+
+@dataclass(slots=True)
+class TakenCut:
+    """A checkpoint that a client began: it says that it is complete, or that it failed, or its client died."""
+
+    client: str
+    round: int
+    asked_s: float
+    committed_s: float | None = None
+    failed: str = ""
+    shards: tuple[CutShard, ...] = ()
+
+
 @dataclass(slots=True)
 class SimulationHistory:
     """All operations in the order they were asked, and what the run was told to do."""
@@ -64,6 +86,7 @@ class SimulationHistory:
     tables: dict[int, Table] = field(default_factory=dict)  # by epoch, as they were journalled
     acks: dict[tuple[int, Version], tuple[str, int]] = field(default_factory=dict)  # (shard, version) -> whose push
     broken: list["Violation"] = field(default_factory=list)  # what was seen while it ran
+    cuts: list[TakenCut] = field(default_factory=list)
     struck_off: set[int] = field(default_factory=set)  # shards of which a holder that was well was struck off too late
 
     def note_table(self, table: Table) -> None:
@@ -110,6 +133,9 @@ def check(history: SimulationHistory) -> list[Violation]:
             found += _check_sums(place, final, operations)
         else:
             found += _check_last(place, final, operations)
+    for cut in history.cuts:
+        if cut.committed_s is not None:
+            found += _check_cut(history, cut)
     return found
 
 
@@ -302,6 +328,76 @@ def _check_ack(history: SimulationHistory, place: Place, push: Operated, slots: 
             yield Violation(
                 "ack", f"{_name(push)} to {place} was acknowledged before worker {worker} pushed round {push.round}"
             )
+
+
+# --- checkpoints ---
+
+
+def _check_cut(history: SimulationHistory, cut: TakenCut) -> Iterable[Violation]:
+    """It has every shard once, all of them as of the same round."""
+    parts = {part.shard: part for part in cut.shards}
+    if cut.failed or len(parts) < len(cut.shards):
+        yield Violation("whole cut", f"{_cut_name(cut)} was committed with a shard twice, or although it had failed")
+    where = {place: part for part in parts.values() for place in part.blocks}
+    for place, final in sorted(history.finals.items()):
+        operations = [o for o in history.operations if place in o.places]
+        if place not in where:
+            if any(_was_acknowledged(o, cut.asked_s) for o in operations):
+                yield Violation("whole cut", f"{_cut_name(cut)} misses {place}")
+        elif final.spec.delay is not None:
+            yield from _check_cut_of_rounds(history, cut, place, where[place].blocks[place], final, operations)
+        elif final.spec.update.name == "add":
+            yield from _check_cut_of_sums(cut, place, where[place], operations)
+        else:
+            yield from _check_cut_of_last(cut, place, where[place], operations)
+
+
+def _check_cut_of_rounds(
+    history: SimulationHistory, cut: TakenCut, place: Place, copied: Final, final: Final, operations: list[Operated]
+) -> Iterable[Violation]:
+    """Who was counted up to the cut's round is in it, and nobody who was later."""
+    for round_ in range(1, 1 + max((cut.round, *copied.counted))):
+        expected = final.counted.get(round_, frozenset()) if round_ <= cut.round else frozenset()
+        if copied.counted.get(round_, frozenset()) != expected:
+            text = f"{_cut_name(cut)} has {sorted(copied.counted.get(round_, ()))} in round {round_} of {place}"
+            yield Violation("one cut", f"{text}, and not {sorted(expected)}")
+    _, values = _likely_slots(history, place, final, [o for o in operations if o.kind == "push"])
+    expected_value = values[min(cut.round, final.closed)]
+    if copied.value != expected_value:
+        yield Violation("one cut", f"{_cut_name(cut)} has {place} as {copied.value}, the reference {expected_value}")
+
+
+def _check_cut_of_sums(cut: TakenCut, place: Place, part: CutShard, operations: list[Operated]) -> Iterable[Violation]:
+    """What the filter says is in the value is in it once, and nothing else; and all that was acknowledged before."""
+    pushes = [o for o in operations if o.kind == "push"]
+    inside = digits(part.blocks[place].value, 1 + max((push.digit for push in pushes), default=-1))
+    for push in pushes:
+        times, said = inside[push.digit], push.sequence in part.applied.get(push.client, ())
+        if times > 1 or (times != said and push.client not in part.forgotten):
+            text = f"{_cut_name(cut)} has {_name(push)} {times} times in {place}"
+            yield Violation("exact cut", f"{text}; its filter says {int(said)}")
+        if times == 0 and _was_acknowledged(push, cut.asked_s):
+            yield Violation("exact cut", f"{_cut_name(cut)} misses {_name(push)} in {place}, acknowledged before")
+
+
+def _check_cut_of_last(cut: TakenCut, place: Place, part: CutShard, operations: list[Operated]) -> Iterable[Violation]:
+    """The value is the last push of somebody, of those that the filter says are in it."""
+    last: dict[str, set[int]] = {}
+    for push in operations:
+        if push.kind == "push" and push.client in part.forgotten:
+            last.setdefault(push.client, set()).add(push.pushed[place])
+        elif push.kind == "push" and push.sequence in part.applied.get(push.client, ()):
+            last[push.client] = {push.pushed[place]}
+    if part.blocks[place].value not in set().union(*last.values(), () if last.keys() - part.forgotten else {0}):
+        yield Violation("exact cut", f"{_cut_name(cut)} has {part.blocks[place].value} in {place}, nobody's last push")
+
+
+def _was_acknowledged(operation: Operated, before_s: float) -> bool:
+    return operation.done_s is not None and operation.done_s < before_s and not operation.refused
+
+
+def _cut_name(cut: TakenCut) -> str:
+    return f"the checkpoint of round {cut.round} that {cut.client} took at {cut.asked_s:.2f} s"
 
 
 def _name(operation: Operated) -> str:

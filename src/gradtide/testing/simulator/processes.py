@@ -10,9 +10,24 @@ from gradtide.store.coordinator.peers import Tell
 from gradtide.store.shard.replication import ReplicationOptions
 from gradtide.store.shard.shard_events import Answer
 from gradtide.store.shard.shard_set import ShardSet
-from gradtide.store.wire.messages import Beat, Join, Leave, Message, Request, ServerMessage, Table, Welcome, encode
+from gradtide.store.snapshot.cutter import Cutter
+from gradtide.store.wire.messages import (
+    Beat,
+    BeginCut,
+    CollectCut,
+    Join,
+    Leave,
+    Message,
+    Question,
+    Request,
+    ServerMessage,
+    Table,
+    Welcome,
+    encode,
+)
 from gradtide.testing.faults import COORDINATOR
 from gradtide.testing.simulator.actors import World
+from gradtide.testing.simulator.checkpoints import SimulatedWriting
 from gradtide.testing.simulator.disk import Disk
 from gradtide.testing.simulator.history import Violation
 from gradtide.testing.simulator.numbers import ExactArithmetic, Number
@@ -143,18 +158,30 @@ class HostActor(Process):
         self.host: ShardSet[Number] = ShardSet(
             name, incarnation, name, ExactArithmetic(), expected, replicas=replicas, options=_OPTIONS
         )
+        self.cutter = Cutter(
+            self.host,
+            wake=lambda: self.deliver(self._poll_cutter),
+            copy=self.host.arithmetic.copy,
+            begin_writing=lambda folder, hear: SimulatedWriting(self, folder, hear),
+        )
         world.hosts[name] = self
         world.every_tick(lambda: self.deliver(self._tick), lambda: self.alive, name)
 
     def _tick(self) -> None:
         self._tell(self.host.tick(self.world.now_s(self.host.name)))
         self._replicate()
+        self._poll_cutter()
         self._go_if_dismissed()
+
+    def _poll_cutter(self) -> None:
+        if self.cutter.active:
+            self._answer(self.cutter.poll(self.world.now_s(self.host.name)))
 
     def hear(self, message: Message) -> None:
         words, answers = self.host.hear(message, self.world.now_s(self.host.name))
         self._tell(words)
         self._answer(answers)
+        self._poll_cutter()
         self._go_if_dismissed()
 
     def _go_if_dismissed(self) -> None:
@@ -174,8 +201,12 @@ class HostActor(Process):
     def hear_server(self, message: ServerMessage, values: Sequence[Number]) -> None:
         self._answer(self.host.hear_server(message, values, self.world.now_s(self.host.name)))
 
-    def receive(self, message: Request, values: Sequence[Number]) -> None:
-        self._answer(self.host.handle(message, values))
+    def receive(self, message: Request | Question, values: Sequence[Number]) -> None:
+        if isinstance(message, BeginCut | CollectCut):
+            self._answer(self.cutter.handle(message, self.world.now_s(self.host.name)))
+        else:
+            self._answer(self.host.handle(message, values))
+        self._poll_cutter()
 
     def _tell(self, words: Iterable[Message]) -> None:
         for word in words:

@@ -7,6 +7,7 @@ from random import Random
 from gradtide.store.wire.messages import KeySpec, UpdateRule
 from gradtide.store.wire.placement import block_elements
 from gradtide.testing.simulator.actors import ClientActor, Script
+from gradtide.testing.simulator.checkpoints import take_checkpoint
 
 __all__ = ["WorkerPlan", "async_specs", "client_script", "round_specs", "worker_script"]
 
@@ -42,6 +43,7 @@ class WorkerPlan:
     goes_after: int = 0  # after so many rounds it goes; 0: stays
     says_goodbye: bool = True
     says_so_before: bool = False  # and announces it some rounds before
+    saves_at: frozenset[int] = frozenset()  # after which rounds it takes a checkpoint
 
 
 def worker_script(plan: WorkerPlan) -> Script:
@@ -64,6 +66,8 @@ def worker_script(plan: WorkerPlan) -> Script:
             if not actor.session.ready or actor.session.step > plan.last_round:
                 continue
             yield _push_step(actor, random, keys)
+            if actor.session.ready and actor.session.last_round in plan.saves_at:
+                yield from take_checkpoint(actor)
             if plan.says_so_before and not until and actor.session.step - first + 1 >= plan.goes_after:
                 until = actor.announce_leave()
             went = until and actor.session.step >= until
@@ -86,14 +90,16 @@ def _push_step(actor: ClientActor, random: Random, keys: tuple[str, ...]) -> set
     return pushed if random.random() < 0.3 else set()
 
 
-def client_script(seed: int, operations: int, pause_s: float = 0.02) -> Script:
-    """Pushes and pulls in no order, several at once."""
+def client_script(seed: int, operations: int, pause_s: float = 0.02, saves_at: frozenset[int] = frozenset()) -> Script:
+    """Pushes and pulls in no order, several at once; before some of them it takes a checkpoint."""
 
     def script(actor: ClientActor) -> Steps:
         random = Random(seed)
         yield {actor.init(spec) for spec in async_specs()}
         open_: set[int] = set()
-        for _ in range(operations):
+        for number in range(operations):
+            if number in saves_at:
+                yield from take_checkpoint(actor)
             choice = random.random()
             if choice < 0.5:
                 open_.add(
