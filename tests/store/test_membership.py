@@ -357,3 +357,12 @@ def test_a_coordinator_goes_on_from_its_journal_with_a_higher_term() -> None:
 def test_a_coordinator_without_its_journal_says_so() -> None:
     with pytest.raises(StoreError, match="journal"):
         Membership().hear(Join("server", "s0", 1, "s0", expected=1, term=2, epoch=7), 0.0)
+
+
+def test_an_old_journal_is_given_away_by_a_server_that_was_started_again_since() -> None:
+    record = started().take_unwritten()
+    assert record is not None
+    again = Membership.restore(record, 50.0)
+    with pytest.raises(StoreError, match="old one"):
+        again.hear(Beat("s1", 2, term=1, epoch=3), 50.1)
+    again.hear(Beat("s1", 2, term=1, epoch=1), 50.1)  # it knows no more than the journal: it may join

@@ -310,15 +310,15 @@ class Membership:
 
     def _beat(self, beat: Beat, now_s: float) -> list[Tell]:
         peer = self.peers.get(beat.name)
+        is_server = peer is not None and peer.join.role == "server" and peer.join.incarnation <= beat.incarnation
+        given_up = self._lost_journal(beat) if is_server and self._knows_more(beat) else []
         if peer is None or peer.join.incarnation < beat.incarnation:
-            return [Tell(beat.name, Welcome(beat.name, beat.incarnation, self.lease_s, False))]
+            return [*given_up, Tell(beat.name, Welcome(beat.name, beat.incarnation, self.lease_s, False))]
         if peer.join.incarnation > beat.incarnation:
             text = f"{beat.name} was started again; this one must stop"
             return [Tell(beat.name, Welcome(beat.name, beat.incarnation, self.lease_s, False, text))]
         if peer.join.role == "worker" and not peer.alive:  # struck off: it may join again
             return [Tell(beat.name, Welcome(beat.name, beat.incarnation, self.lease_s, False))]
-        is_server = peer.join.role == "server"
-        given_up = self._lost_journal(beat) if is_server and self._knows_more(beat) else []
         back = not (peer.alive and peer.heard) or self._is_overdue(peer)
         peer.heard_s, peer.alive, peer.heard, peer.connected = now_s, True, True, True
         welcome = Welcome(beat.name, beat.incarnation, self.lease_s, clock_s=beat.clock_s)
