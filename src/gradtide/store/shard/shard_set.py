@@ -104,8 +104,9 @@ class ShardSet(Generic[V]):
 
     @property
     def accepts_questions(self) -> bool:
-        """Is it certain that this server holds what its table says?"""
-        return self.table is not None and not self.lapsed and not self.to_load
+        """Is it certain that this server holds what its table says? If the table means the process that had its name
+        before, this one holds nothing of it."""
+        return self.index is not None and not self.lapsed and not self.to_load
 
     # --- clients ---
 
@@ -146,7 +147,7 @@ class ShardSet(Generic[V]):
 
     def accepts(self, message: Request, parts: tuple[Part, ...]) -> bool:
         """Is a request about this table's epoch, and about shards that are here?"""
-        here = message.epoch == self.epoch and not self.lapsed and not self.to_load
+        here = message.epoch == self.epoch and self.accepts_questions
         return here and all(part.shard in self.owned for part in parts)
 
     def deliver(self, message: Push | Init, index: int, part: Part, values: Sequence[V]) -> list[Answer[V]]:
