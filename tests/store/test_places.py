@@ -1,23 +1,34 @@
-"""A server answers for its own place in the table: the machines alone."""
+"""A server answers for its own place in the table, and for nothing that it should have forgotten: the machines alone."""
 
 import pytest
 
+from gradtide.store.shard.image import snapshot
 from gradtide.store.shard.shard_set import ShardSet
 from gradtide.store.snapshot.cutter import Cutter, Writing
 from gradtide.store.wire.messages import (
+    Absent,
     BeginCut,
+    Gone,
+    Init,
     Keys,
+    KeySpec,
     Listed,
+    Part,
+    Piece,
+    Push,
     Refused,
     ServerEntry,
     Table,
+    UpdateRule,
     Welcome,
+    layout_name,
 )
 from gradtide.testing.simulator.numbers import ExactArithmetic, Number
 
 pytestmark = pytest.mark.quick
 
 SHARDS = 1024
+PARTS = (Part(5, (Piece("w", 0, 0, 4, 32),)),)
 
 
 def table(epoch: int, primary: int, incarnations: tuple[int, int] = (1, 1)) -> Table:
@@ -46,3 +57,14 @@ def test_a_server_that_was_started_again_does_not_answer_for_the_process_before(
     assert [(type(answer), getattr(answer, "reason", "")) for answer in (begun, listed)] == [(Refused, "epoch")] * 2
     host.hear(table(2, primary=1, incarnations=(2, 1)), 10.1)
     assert isinstance(host.handle(Keys(2, "c", 3, 3, ""))[0].message, Listed)
+
+
+def test_a_replica_that_hears_of_the_gone_before_its_primary_does_forgets_them_when_it_is_promoted() -> None:
+    primary, replica = a_server("s0", 1, table(1, primary=0)), a_server("s1", 1, table(1, primary=0))
+    primary.handle(Init(1, "c", 3, 1, KeySpec("w", (4,), "int64", UpdateRule("add")), PARTS), [Number(0, 4)])
+    primary.handle(Push(1, "c", 3, 2, layout_name(PARTS), PARTS), [Number(1, 4)])
+    replica.hear(Gone(Absent(4)), 10.1)
+    replica.hear_server(*snapshot(primary.shards[5], 1, "s0"), 10.2)
+    replica.hear(table(2, primary=1), 10.3)
+    assert replica.shards[5].blocks["w", 0].state.value().number == 1
+    assert replica.shards[5].filter.records == {}

@@ -395,6 +395,7 @@ class ShardSet(Generic[V]):
         answers = self.replication.lead(shard)
         if not new:
             return answers
+        shard.filter.forget(self.absent)  # it may come from a server that had not heard of it
         if self.table is not None:
             shard.await_decree(self.table.decree)
         if self.decree is not None:
