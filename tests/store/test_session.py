@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradtide.store.client.operations import Done, Send
+from gradtide.store.client.operations import Done, Send, TellCoordinator
 from gradtide.store.client.session import Session, SessionOptions
 from gradtide.store.wire.credit import ANSWERS_KEPT
 from gradtide.store.wire.messages import (
@@ -240,6 +240,22 @@ def test_a_worker_that_was_struck_off_learns_from_the_servers_what_counted_and_i
     made.hear(Decree(1, 4, (Member(3, 7, "c", 1),)), 0.0)
     assert made.ready
     assert made.step == 7
+
+
+def test_a_refusal_that_comes_when_a_worker_is_in_again_already_does_not_put_it_out_for_good() -> None:
+    made = session(worker=3)
+    made.learn(KeySpec("a", (4,), "int64", UpdateRule("add"), delay=0))
+    made.hear(Decree(1, 2, (Member(3, 1, "c", 1),)), 0.0)
+    sequence, _ = made.push(made.layout(("a",)), ["x"], now_s=0.0)
+    made.hear(Decree(1, 3, ()), 0.0)
+    again = Decree(1, 4, (Member(3, 7, "c", 1),))
+    made.hear(again, 0.0)
+    late = Refused(sequence, shard_of("a", 0), "not_member", "it was struck off")
+    told = made.receive(server_of("a"), late, (), 0.0)
+    assert [word.message.decree for word in told if isinstance(word, TellCoordinator)] == [0], "it asks who is in"
+    made.hear(again, 0.0)
+    assert made.ready
+    assert made.hear(again, 0.0) == []
 
 
 def test_a_worker_that_is_put_out_for_good_is_told_so() -> None:

@@ -70,6 +70,7 @@ class Session(Sending[V]):
 
     member: Member | None = None
     expelled: str = ""  # why this worker is no longer in the rounds
+    doubtful: bool = False  # a server said that it is not: who is in them is asked for again, whatever is known here
     token: int = 0  # by which the coordinator knows it until it has an incarnation
     lease: Lease = field(default_factory=Lease)
     sequence: int = 0
@@ -264,9 +265,14 @@ class Session(Sending[V]):
                 return []  # words that overtook the welcome: the first beat asks for them again
             case Table() if self.table is None or (message.term, message.epoch) > (self.table.term, self.table.epoch):
                 return self._take_table(message, now_s)
-            case Decree() if self.decree is None or message.number > self.decree.number:
+            case Decree() if message.number >= self._first_news:
                 return self._take_decree(message)
         return []
+
+    @property
+    def _first_news(self) -> int:
+        """The first decree that is worth hearing: the one after the last, or that one again."""
+        return 0 if self.decree is None else self.decree.number + (not self.doubtful)
 
     def _is_for_me(self, welcome: Welcome) -> bool:
         if welcome.incarnation == self.incarnation:
@@ -315,7 +321,8 @@ class Session(Sending[V]):
             case Refused():
                 done: Instructions[V] = self._finish(operation, message)
                 if message.reason == "not_member" and self.member is not None and self.options.rejoin:
-                    self.member = None  # it was struck off, and the decree is on its way
+                    # It was struck off, and the decree is on its way; or, if this comes late, it is in again since.
+                    self.member, self.doubtful = None, True
                     done.append(TellCoordinator(self._beat()))
             case Listed():
                 operation.listed.append(message)
@@ -418,11 +425,12 @@ class Session(Sending[V]):
 
     def _beat(self) -> Beat:
         term, epoch = (self.table.term, self.table.epoch) if self.table else (0, 0)
-        return Beat(self.client, self.incarnation, term, epoch, self.decree.number if self.decree else 0)
+        decree = self.decree.number if self.decree and not self.doubtful else 0
+        return Beat(self.client, self.incarnation, term, epoch, decree)
 
     def _take_decree(self, decree: Decree) -> Instructions[V]:
         self._note_ends(decree)
-        self.decree = decree
+        self.decree, self.doubtful = decree, False
         mine = [m for m in decree.members if (m.client, m.incarnation) == (self.client, self.incarnation)]
         if mine and self.member is None:
             self.member = mine[0]
