@@ -1,4 +1,4 @@
-"""A server answers for its own place in the table, and for nothing that it should have forgotten: the machines alone."""
+"""A server answers for its own place in the table, and for nobody that it should have forgotten: pure."""
 
 import pytest
 

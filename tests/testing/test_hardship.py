@@ -4,15 +4,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from gradtide.errors import StoreError
+from gradtide.store.client.session import Session
 from gradtide.store.coordinator.clerk import Clerk
 from gradtide.store.coordinator.membership import Membership
 from gradtide.store.shard.cut import Cut, Cutting
 from gradtide.store.shard.filter import Filter
+from gradtide.store.shard.shard import Shard
 from gradtide.store.shard.shard_set import ShardSet
-from gradtide.store.wire.messages import Absent, Version
+from gradtide.store.wire.messages import Absent, Pulled, Version
 from gradtide.testing.hardship import hard_scenario_of, main, run_hard_seed, run_hard_seeds
 from gradtide.testing.simulator import checkpoints
 from gradtide.testing.simulator.history import Operated, SimulationHistory, check
@@ -117,6 +120,35 @@ def tell_before_writing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clerk, "tellable", hasty)
 
 
+def believe_a_late_refusal_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that hung is told that it is in no rounds when it is in them again, and never learns better."""
+    monkeypatch.setattr(Session, "_first_news", property(lambda self: self.decree.number + 1 if self.decree else 0))
+
+
+def keep_what_a_client_read_until_it_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that nobody else's push empties: each client for itself sees nothing wrong."""
+    pull, push = Shard._pull, Shard._push
+    cache: dict[tuple[int, str], tuple[Any, Any]] = {}
+
+    def cached_pull(self: Any, event: Any) -> Any:
+        return [from_cache(self, event, answer) for answer in pull(self, event)]
+
+    def from_cache(shard: Any, event: Any, answer: Any) -> Any:
+        if not isinstance(answer.message, Pulled) or event.request.round or answer.client != event.request.client:
+            return answer
+        _, known = cache.setdefault((id(shard), answer.client), (shard, answer))
+        if known.message.version.epoch < shard.version.epoch or known.message.version < event.at_least:
+            return answer
+        return replace(known, message=msgspec.structs.replace(known.message, sequence=answer.message.sequence))
+
+    def emptying_push(self: Any, event: Any) -> Any:
+        cache.pop((id(self), event.request.client), None)
+        return push(self, event)
+
+    monkeypatch.setattr(Shard, "_pull", cached_pull)
+    monkeypatch.setattr(Shard, "_push", emptying_push)
+
+
 def never_copy_before_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cut, "goes_beyond", lambda *_: False)
 
@@ -188,6 +220,7 @@ def test_the_checker_sees_a_checkpoint_that_is_not_one_cut(
     [
         (never_drop_who_is_gone, {"forgotten"}),
         (tell_before_writing, {"written first"}),
+        (keep_what_a_client_read_until_it_pushes, {"real time"}),
         pytest.param(believe_an_old_journal, {"journal"}, marks=pytest.mark.slow),
         pytest.param(never_refuse_who_is_gone, {"exactly once"}, marks=pytest.mark.slow),
     ],
@@ -199,3 +232,9 @@ def test_the_checker_sees_what_was_put_back_on_purpose(
     mutation(monkeypatch)
     broken = (violation.promise for seed in range(400) for violation in run_hard_seed(seed).violations)
     assert any(promise in promises for promise in broken)
+
+
+def test_a_worker_that_hung_and_is_never_let_in_again_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_hard_seed(774).violations == ()
+    believe_a_late_refusal_for_ever(monkeypatch)
+    assert [violation.promise for violation in run_hard_seed(774).violations] == ["progress"]
