@@ -366,3 +366,13 @@ def test_an_old_journal_is_given_away_by_a_server_that_was_started_again_since()
     with pytest.raises(StoreError, match="old one"):
         again.hear(Beat("s1", 2, term=1, epoch=3), 50.1)
     again.hear(Beat("s1", 2, term=1, epoch=1), 50.1)  # it knows no more than the journal: it may join
+
+
+def test_a_client_with_a_number_that_nobody_was_given_leaves_numbers_for_those_who_come_later() -> None:
+    membership = started()
+    for number in ((1 << 64) - 1, 1 << 62, 1 << 40):
+        (refused,) = membership.hear(Join("worker", "w", number, worker=0), 0.0)
+        assert not refused.message.accepted
+        assert "connect again" in refused.message.text
+    welcome = said(membership.hear(Join("client", "c", 0, token=7), 0.0), Welcome)["c"]
+    assert (welcome.accepted, welcome.incarnation) == (True, 2)

@@ -249,7 +249,7 @@ class Membership:
         """Why somebody can't be who he says he is; nothing if he can."""
         known = self.peers.get(join.name)
         gone = join.incarnation > 0 and self.absent.includes(join.incarnation)
-        if join.role != "server" and (gone or self._knows_more(join)):
+        if join.role != "server" and (gone or self._knows_more(join) or self._is_made_up(join.incarnation)):
             return f"{join.name} is not known here any more, or belongs to an earlier store; connect again"
         if known is not None and known.join.incarnation > join.incarnation > 0:
             return f"{join.name} has been started again since; this one must stop"
@@ -258,6 +258,10 @@ class Membership:
             return f"another {join.name}{where} is alive; give this one a name of its own"
         rival = self._rival(join)
         return f"worker {join.worker} is taken by {rival}, which is alive; choose another number" if rival else ""
+
+    def _is_made_up(self, incarnation: int) -> bool:
+        """Nobody can have been given it. All who come later get higher ones, and there must be some left."""
+        return incarnation > self.numbers_set_aside + _NUMBERS
 
     def _numbered(self, join: Join) -> Join:
         """With an incarnation that nobody has had; the same for who asks again."""
