@@ -1,10 +1,11 @@
 """A server and a coordinator among peers of every role who say anything: nothing ends but the connection."""
 
 import random
+import resource
 import socket
 
 import pytest
-from hostile import every_message, lying_bytes, mutated_bytes, mutated_message, well_formed, wire_bytes
+from hostile import PARTS, every_message, lying_bytes, mutated_bytes, mutated_message, well_formed, wire_bytes
 
 from gradtide.errors import CommunicationError, FrameError
 from gradtide.store.coordinator.coordinator import Coordinator
@@ -12,7 +13,20 @@ from gradtide.store.rules.updates import TorchArithmetic
 from gradtide.store.server.server import Server
 from gradtide.store.server.uplink import Uplink
 from gradtide.store.shard.shard_set import ShardSet
-from gradtide.store.wire.messages import BeginCut, Join, ServerEntry, Table, Welcome, decode_from, encode, find_request
+from gradtide.store.wire.messages import (
+    BeginCut,
+    Configure,
+    Join,
+    Pull,
+    ServerEntry,
+    Table,
+    Version,
+    Welcome,
+    decode_from,
+    encode,
+    find_request,
+    layout_name,
+)
 from gradtide.transport.authenticate import parse_address
 from gradtide.transport.connection import Connection
 from gradtide.transport.handshake import Identity
@@ -78,6 +92,8 @@ def run_hostile(bearing, folder, count, seed):
         identity = Identity(source.choice(ROLES), source.choice(("", "", "s", "t", "m")))
         bearing.receive(identity, spoilt(source, known, plain))
     assert bearing.dropped > 0
+    most_bytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    print(f"{bearing.said} messages, {bearing.dropped} connections dropped, {most_bytes / 2**20:.0f} MB at most")
 
 
 def spoilt(source, known, plain):
@@ -134,6 +150,27 @@ def test_lists_in_lists_in_lists_are_no_message(start):
     assert find_request(data) is None
     with pytest.raises(FrameError, match="no message of the store"):
         decode_from("it", data)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Configure(1, "m", 1, 6, "w", {"lr": 0.5}, (5, 7), (1,), 1),
+        Pull(1, "m", 1, 4, layout_name(PARTS), PARTS, (1, 2)),
+        Pull(1, "m", 1, 4, layout_name(PARTS), PARTS, (), 0, 0, (Version(), Version())),
+    ],
+    ids=["a change", "a pull after", "a pull of versions"],
+)
+def test_a_request_that_does_not_say_as_much_of_each_part_is_dropped_without_a_trace(tmp_path, caplog, message):
+    tmp_path.chmod(0o700)
+    server, _ = a_server(tmp_path)
+    try:
+        bearing = Bearing(server)
+        bearing.receive(Identity("worker", ""), [wire_bytes(encode(message), b"")])
+        assert bearing.dropped == 1
+    finally:
+        server.close()
+    assert "Traceback" not in caplog.text
 
 
 def test_a_cut_to_what_can_be_no_folder_is_refused_by_name(folder):

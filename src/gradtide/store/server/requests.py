@@ -17,7 +17,7 @@ from gradtide.store.server.incoming import Client, Incoming, PartShape, PartShap
 from gradtide.store.server.outgoing import Outgoing
 from gradtide.store.shard.shard_events import Answer
 from gradtide.store.shard.shard_set import ShardSet
-from gradtide.store.wire.messages import Init, Noted, Pull, Push, Refused, Request
+from gradtide.store.wire.messages import Configure, Init, Noted, Pull, Push, Refused, Request
 
 __all__ = ["Requests"]
 
@@ -52,6 +52,7 @@ class Requests:
         return None
 
     def _handle(self, message: Request) -> None:
+        self._check_lengths(message)
         self._outgoing.keep_all()  # whatever this request may let happen
         try:
             answers = self._shard_set.handle(message)
@@ -59,6 +60,18 @@ class Requests:
             self._outgoing.fail(message)
             return
         self._outgoing.deliver(answers)
+
+    def _check_lengths(self, message: Request) -> None:
+        """What is said about each part, or shard, is said about all of them."""
+        if isinstance(message, Configure):
+            lengths = {len(message.shards), len(message.after) or len(message.shards)}
+        elif isinstance(message, Pull):
+            parts = self._shard_set.parts(message) or ()
+            lengths = {len(said) for said in (parts, message.after, message.at_least) if said}
+        else:
+            return
+        if len(lengths) > 1:
+            raise FrameError("it sent a request whose parts are not those of its layout")
 
     def _begin_values(self, client: Client, message: Push | Init) -> memoryview | None:
         parts = self._shard_set.parts(message)
