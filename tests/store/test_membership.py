@@ -376,3 +376,14 @@ def test_a_client_with_a_number_that_nobody_was_given_leaves_numbers_for_those_w
         assert "connect again" in refused.message.text
     welcome = said(membership.hear(Join("client", "c", 0, token=7), 0.0), Welcome)["c"]
     assert (welcome.accepted, welcome.incarnation) == (True, 2)
+
+
+def test_nobody_but_a_server_takes_a_servers_name() -> None:
+    membership = started()
+    membership.hear(worker(0), 0.0)
+    for join in (Join("worker", "s1", 5, worker=1), Join("client", "s1", 0, token=9), Join("server", "w0", 0, "x")):
+        (refused,) = membership.hear(join, 0.0)
+        assert "is the name of a" in refused.message.text
+    membership.lost("s1", 1)
+    assert membership.peers["s1"].join.role == "server"
+    assert said(membership.tick(1.0), Table) == {}

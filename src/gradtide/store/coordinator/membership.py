@@ -251,6 +251,8 @@ class Membership:
         gone = join.incarnation > 0 and self.absent.includes(join.incarnation)
         if join.role != "server" and (gone or self._knows_more(join) or self._is_made_up(join.incarnation)):
             return f"{join.name} is not known here any more, or belongs to an earlier store; connect again"
+        if known is not None and (known.join.role == "server") != (join.role == "server"):
+            return f"{join.name} is the name of a {known.join.role} here; give this one a name of its own"
         if known is not None and known.join.incarnation > join.incarnation > 0:
             return f"{join.name} has been started again since; this one must stop"
         if known is not None and known.alive and join.role == "server" and not _is_same(known.join, join):
