@@ -16,6 +16,7 @@ from gradtide.transport.tls import TlsEnd
 __all__ = ["TlsSocket"]
 
 _PIECE_BYTES = 128 << 10  # encrypted at once: eight records
+_ARRIVED_BYTES = 256 << 10  # received at once
 
 
 class TlsSocket:
@@ -24,7 +25,7 @@ class TlsSocket:
     def __init__(self, sock: socket.socket, end: TlsEnd) -> None:
         self._sock, self._end = sock, end
         self._lock = threading.Lock()
-        self._arrived = memoryview(bytearray(_PIECE_BYTES))
+        self._arrived = memoryview(bytearray(_ARRIVED_BYTES))
         self._leaving = memoryview(b"")  # encrypted, and not taken by the kernel yet
         self._under_way = 0  # bytes that were given to sendmsg, are in there, and do not count as sent yet
 
@@ -93,17 +94,25 @@ class TlsSocket:
         end = self._end
         if size:
             target = target[:size]
-        while True:
-            if end.holds:
-                with self._lock:
-                    count = end.decrypt_into(target)
-                if count:
+        count = 0
+        if end.holds:
+            with self._lock:
+                count = end.decrypt_into(target)
+        more = not count
+        while more:
+            try:
+                arrived = self._sock.recv_into(self._arrived, 0, flags)
+            except OSError:
+                if count:  # it will be said again, or the end will
                     return count
-            arrived = self._sock.recv_into(self._arrived, 0, flags)
+                raise
             if not arrived:
-                return 0
+                return count
             with self._lock:
                 end.feed(self._arrived[:arrived])
+                count += end.decrypt_into(target[count:] if count else target)
+            more = not count or (arrived == self._arrived.nbytes and count < target.nbytes)
+        return count
 
 
 def _pieces(buffers: Sequence[Buffer], skip: int) -> Iterator[bytes | memoryview]:
