@@ -17,7 +17,6 @@ from gradtide.errors import AuthenticationError, ConfigError, FrameError
 __all__ = ["NO_CERTIFICATE", "TlsEnd", "TlsListener", "call_tls"]
 
 NO_CERTIFICATE = bytes(32)  # instead of the SHA-256, where nothing is encrypted
-_RECORD_BYTES = 16 << 10  # of a full one, decrypted
 _VALID = datetime.timedelta(days=3650)  # nobody looks: a certificate is as old as its process
 
 
@@ -67,8 +66,7 @@ class TlsEnd:
                 if not read:
                     raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
                 count += read
-                if read < _RECORD_BYTES or count == size:  # after a full record there mostly is another
-                    self.holds = incoming.pending > 0 or (count == size and self._object.pending() > 0)
+                self.holds = incoming.pending > 0 or (count == size and self._object.pending() > 0)
         except ssl.SSLWantReadError:
             self.holds = False
         except ssl.SSLError as error:

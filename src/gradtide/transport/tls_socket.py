@@ -15,8 +15,7 @@ from gradtide.transport.tls import TlsEnd
 
 __all__ = ["TlsSocket"]
 
-_PIECE_BYTES = 128 << 10  # encrypted at once: eight records
-_ARRIVED_BYTES = 256 << 10  # received at once
+_PIECE_BYTES = 256 << 10  # encrypted or received at once: sixteen records; 128 and 512 KiB took longer
 
 
 class TlsSocket:
@@ -25,7 +24,7 @@ class TlsSocket:
     def __init__(self, sock: socket.socket, end: TlsEnd) -> None:
         self._sock, self._end = sock, end
         self._lock = threading.Lock()
-        self._arrived = memoryview(bytearray(_ARRIVED_BYTES))
+        self._arrived = memoryview(bytearray(_PIECE_BYTES))
         self._leaving = memoryview(b"")  # encrypted, and not taken by the kernel yet
         self._under_way = 0  # bytes that were given to sendmsg, are in there, and do not count as sent yet
 
@@ -90,11 +89,13 @@ class TlsSocket:
         return True
 
     def recv_into(self, target: memoryview, size: int = 0, flags: int = 0) -> int:
-        """At least a byte; 0 at the end, BlockingIOError if there is none yet."""
-        end = self._end
+        """At least a byte; 0 at the end, BlockingIOError if there is none yet.
+
+        As long as the kernel has more than is received at once and the target has room, it goes on.
+        """
+        end, count = self._end, 0
         if size:
             target = target[:size]
-        count = 0
         if end.holds:
             with self._lock:
                 count = end.decrypt_into(target)
@@ -102,8 +103,8 @@ class TlsSocket:
         while more:
             try:
                 arrived = self._sock.recv_into(self._arrived, 0, flags)
-            except OSError:
-                if count:  # it will be said again, or the end will
+            except OSError:  # if something came before, this is for the next call, which finds it, or the end
+                if count:
                     return count
                 raise
             if not arrived:
@@ -112,6 +113,7 @@ class TlsSocket:
                 end.feed(self._arrived[:arrived])
                 count += end.decrypt_into(target[count:] if count else target)
             more = not count or (arrived == self._arrived.nbytes and count < target.nbytes)
+            flags |= socket.MSG_DONTWAIT if count else 0
         return count
 
 
