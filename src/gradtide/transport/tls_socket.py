@@ -99,8 +99,9 @@ class TlsSocket:
         if end.holds:
             with self._lock:
                 count = end.decrypt_into(target)
-        more = not count
-        while more:
+            if count:
+                return count
+        while True:
             try:
                 arrived = self._sock.recv_into(self._arrived, 0, flags)
             except OSError:  # if something came before, this is for the next call, which finds it, or the end
@@ -112,9 +113,10 @@ class TlsSocket:
             with self._lock:
                 end.feed(self._arrived[:arrived])
                 count += end.decrypt_into(target[count:] if count else target)
-            more = not count or (arrived == self._arrived.nbytes and count < target.nbytes)
-            flags |= socket.MSG_DONTWAIT if count else 0
-        return count
+            if count:
+                if arrived < _PIECE_BYTES or count == target.nbytes:
+                    return count
+                flags = socket.MSG_DONTWAIT
 
 
 def _pieces(buffers: Sequence[Buffer], skip: int) -> Iterator[bytes | memoryview]:
