@@ -6,11 +6,43 @@ atomics.py       what numba lacks: atomics, addresses, system calls
 arithmetic.py    what a reduction does with a block of elements, for each type and reduction
 meeting.py       counters, and meetings of all ranks
 reducing.py      all-reduce in one call
+sockets.py       system calls on sockets that never wait
+exchange.py      an exchange between hosts: all links at once, added up while the rest arrives
 compiled.py      compiles all that when first asked for, or loads it from the disk
 combine.py       the pass that adds up what ranks handed over, for parameters in shared memory
 """
 
 from gradtide.kernels.compiled import KERNELS, blocks_of
-from gradtide.kernels.words import BUFFERS, DONE, LINE_BYTES, MISMATCHED, WAITING, Line, Me, Op, Row
+from gradtide.kernels.words import (
+    BROKEN,
+    BUFFERS,
+    DONE,
+    LINE_BYTES,
+    MISMATCHED,
+    WAITING,
+    Deal,
+    Head,
+    Line,
+    LinkRow,
+    Me,
+    Op,
+    Row,
+)
 
-__all__ = ["BUFFERS", "DONE", "KERNELS", "LINE_BYTES", "MISMATCHED", "WAITING", "Line", "Me", "Op", "Row", "blocks_of"]
+__all__ = [
+    "BROKEN",
+    "BUFFERS",
+    "DONE",
+    "KERNELS",
+    "LINE_BYTES",
+    "MISMATCHED",
+    "WAITING",
+    "Deal",
+    "Head",
+    "Line",
+    "LinkRow",
+    "Me",
+    "Op",
+    "Row",
+    "blocks_of",
+]

@@ -3,11 +3,26 @@ global named tuple for constants."""
 
 from typing import NamedTuple
 
-__all__ = ["BUFFERS", "DONE", "LINE_BYTES", "MISMATCHED", "WAITING", "Line", "Me", "Op", "Plan", "Row"]
+__all__ = [
+    "BROKEN",
+    "BUFFERS",
+    "DONE",
+    "LINE_BYTES",
+    "MISMATCHED",
+    "WAITING",
+    "Deal",
+    "Head",
+    "Line",
+    "LinkRow",
+    "Me",
+    "Op",
+    "Plan",
+    "Row",
+]
 
 LINE_BYTES = 128  # two cache lines: prefetchers fetch them in pairs
 BUFFERS = 4  # of a rank's slots; three are needed, see docs/collectives.md; a power of two is quicker
-DONE, WAITING, MISMATCHED = 0, 1, 2
+DONE, WAITING, MISMATCHED, BROKEN = 0, 1, 2, 3
 
 
 class _Ops(NamedTuple):
@@ -81,4 +96,65 @@ class _Plan(NamedTuple):
     WORDS: int = 6
 
 
+class _Head(NamedTuple):
+    """What goes first on a link between hosts, at every operation."""
+
+    SEQUENCE: int = 0  # of the operation on these links
+    SIGNATURE: int = 1  # of what is asked for
+    FIRST_BYTES: int = 2  # that follow in any case
+    WORDS: int = 3
+
+
+class _Deal(NamedTuple):
+    """One exchange between hosts, and how far it is."""
+
+    LINKS: int = 0  # how many
+    ROWS: int = 1  # address of a row for each link
+    POLLS: int = 2  # address of a pollfd for each link
+    ME: int = 3  # this host's number
+    MINE: int = 4  # address of this host's share of the result
+    MINE_BYTES: int = 5
+    OWN: int = 6  # address of this host's contribution to it
+    READY: int = 7  # bytes of the share that are
+    COMBINE: int = 8  # address of the block that adds a host; 0 if nothing is added up
+    LAST: int = 9  # of the one that adds the last host
+    ITEM: int = 10  # bytes of an element
+    DIVISOR: int = 11
+    FOLLOWS: int = 12  # 1 + the link whose first part is this host's share; 0 if none
+    OVERWRITES: int = 13  # whether the result goes where first parts leave from
+    HEARD: int = 14  # heads that are here
+    REFUSED: int = 15  # and ask for something else
+    MOVED: int = 16  # bytes, for who asks whether it goes on
+    BROKEN_LINK: int = 17
+    ERROR: int = 18  # its number
+    STAGE_BYTES: int = 19  # of a link's stage
+    GRAIN_BYTES: int = 20  # less is not worth adding up yet
+    MOST_BYTES: int = 21  # one way, before the other has its turn
+    SLEEP_MS: int = 22
+    TURN_NS: int = 23  # after which Python looks around
+    WORDS: int = 24
+
+
+class _LinkRow(NamedTuple):
+    """One link in an exchange."""
+
+    DESCRIPTOR: int = 0
+    HEAD: int = 1  # address of what we ask for
+    HEARD: int = 2  # address of the room for what the other end asks for
+    STAGE: int = 3  # address of the room for what is to be added up
+    FIRST: int = 4  # address of the first part that leaves
+    FIRST_BYTES: int = 5
+    SECOND_BYTES: int = 6  # of this host's share, that leave when they are ready
+    ARRIVING: int = 7  # address of where the other end's first part goes; 0: through the stage
+    ARRIVING_BYTES: int = 8
+    RESULT: int = 9  # address of where its share goes
+    RESULT_BYTES: int = 10
+    SENT: int = 11  # bytes, from the head on
+    RECEIVED: int = 12
+    IS_FULL: int = 13  # whether the kernel takes no more just now
+    DIFFERS: int = 14  # whether it asks for something else
+    WORDS: int = 15
+
+
 Op, Line, Me, Row, Plan = _Ops(), _CounterLine(), _Me(), _Row(), _Plan()
+Head, Deal, LinkRow = _Head(), _Deal(), _LinkRow()

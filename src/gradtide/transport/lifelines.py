@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from gradtide.environment import read_environment
@@ -30,7 +30,7 @@ from gradtide.transport.handshake import Handshake
 from gradtide.transport.hosts import read_key
 from gradtide.transport.keys import Credentials, Key, read_credentials
 
-__all__ = ["Lifelines", "Listener", "Word", "join_lifelines"]
+__all__ = ["Lifelines", "Listener", "Word", "connect_ranks", "join_lifelines"]
 
 _FRAME = struct.Struct("<BqqH")
 _RANK = struct.Struct("<I")
@@ -159,20 +159,28 @@ class Lifelines:
 
 
 def join_lifelines(store: Any, rank: int, size: int, address: str, timeout_s: float) -> dict[int, socket.socket]:
-    """Everybody listens at its address, dials the ranks below it and lets in those above."""
+    """A socket to every other rank."""
+    return connect_ranks(store, "lifeline", rank, range(size), address, timeout_s)
+
+
+def connect_ranks(
+    store: Any, purpose: str, rank: int, ranks: Sequence[int], address: str, timeout_s: float
+) -> dict[int, socket.socket]:
+    """A socket between each two of these ranks, of which this is one: everybody listens at its address, dials the ranks
+    below it and lets in those above."""
     deadline_s = time.monotonic() + timeout_s
     credentials = _credentials(store, rank, timeout_s)
     lines: dict[int, socket.socket] = {}
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.create_server((address, 0), family=family, backlog=size + 8) as listener:
-            store.set(f"lifeline/{rank}", f"{listener.getsockname()[1]} {address}")
-            for other in range(rank):
-                port, host = read_key(store, f"lifeline/{other}", other, timeout_s).split(" ")
+        with socket.create_server((address, 0), family=family, backlog=len(ranks) + 8) as listener:
+            store.set(f"{purpose}/{rank}", f"{listener.getsockname()[1]} {address}")
+            for other in (other for other in ranks if other < rank):
+                port, host = read_key(store, f"{purpose}/{other}", other, timeout_s).split(" ")
                 remaining = max(0.001, deadline_s - time.monotonic())
                 lines[other] = dial(Address(host=host, port=int(port)), credentials, "rank", remaining).sock
                 lines[other].sendall(_RANK.pack(rank))
-            missing = set(range(rank + 1, size))
+            missing = {other for other in ranks if other > rank}
             lines.update(_Door(listener, credentials).admitted(missing, deadline_s, timeout_s))
     except BaseException:
         for line in lines.values():
@@ -185,7 +193,7 @@ def _credentials(store: Any, rank: int, timeout_s: float) -> Credentials:
     """By the job's secret file where it has one, of which nothing is sent. Else by a secret that goes through the
     launcher's store, and so is as open as that is."""
     path = read_environment().secret_file
-    if rank == 0:
+    if rank == 0 and not store.check(["secret"]):  # one for all that the ranks of a group connect
         store.set("secret", _BY_FILE if path else secrets.token_hex(32))
     told = read_key(store, "secret", 0, timeout_s)
     if (told == _BY_FILE) != bool(path):

@@ -12,10 +12,13 @@ import torch.distributed as dist
 from gradtide.collective.executors.gloo import open_gloo
 from gradtide.collective.executors.runner import Runner
 from gradtide.collective.executors.torch_wire import WatchedWire
-from gradtide.collective.groups.many_hosts import ManyHosts
+from gradtide.collective.groups.many_hosts import Between, ManyHosts
 from gradtide.collective.host.board import Board, BoardLayout
 from gradtide.collective.host.one_host import OneHost
 from gradtide.collective.host.rank_watch import RankWatch
+from gradtide.collective.links.connecting import connect_leaders, open_links
+from gradtide.collective.links.far import Far
+from gradtide.collective.links.links import shut
 from gradtide.environment import Launch
 from gradtide.errors import ConfigError
 from gradtide.transport.hosts import agree_on_token, find_hosts, local_address, open_store
@@ -64,22 +67,30 @@ def join_store(
         found = address() or socket.gethostbyname(socket.gethostname())
         gloo = open_gloo(store, rank, size, found, timeout_s)
         lines = join_lifelines(store, rank, size, found, timeout_s)
+        leads = rank == hosts.leaders[rank]
+        sockets = connect_leaders(store, rank, leaders, found, timeout_s) if leads else {}
     except BaseException:
         host.in_good_order = False
         host.close()
         raise
     if rank == 0:
         _say_what_is_in_clear()
-    watch = host.board.watch = RankWatch(rank, lines, gloo.interrupt)
+
+    def interrupt() -> None:
+        gloo.interrupt()
+        shut(sockets.values())
+
+    watch = host.board.watch = RankWatch(rank, lines, interrupt)
+    far = Far(open_links(rank, leaders, sockets, watch), size) if leads else None
     runner = Runner(host, rank, here, size, lambda timeout_s: WatchedWire(gloo, watch, timeout_s))
-    return ManyHosts(host, hosts, rank, gloo, watch), runner, host_of
+    return ManyHosts(host, hosts, rank, Between(far, gloo, watch)), runner, host_of
 
 
 @functools.cache
 def _say_what_is_in_clear() -> None:
     """Once a process."""
     print(
-        "gradtide: tensors between hosts go unencrypted (Gloo); keep them on a network of your own",
+        "gradtide: tensors between hosts go unencrypted; keep them on a network of your own",
         file=sys.stderr,
         flush=True,
     )

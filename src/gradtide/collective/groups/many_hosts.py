@@ -1,168 +1,228 @@
-"""The collectives of ranks on several hosts: shared memory inside a host, one leader a host between them.
+"""The collectives of ranks on several hosts: shared memory inside a host, links of their leaders between.
 
-Each operation first lets the leaders compare what their hosts ask for, so that a mismatch between hosts is an error and
-not a hang. That is one round trip, which is little beside the operation itself on such a network.
+An operation has three parts: the ranks of each host meet and bring together what is theirs, the leaders exchange it,
+and each host hands out the result. What a rank asks for is compared where they meet anyway: a mismatch inside a host
+or between hosts is found by those who meet, and then told to everybody, so that all raise the same and go on.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 import torch
 
-from gradtide.collective.executors.execute import run_programme
 from gradtide.collective.executors.gloo import Gloo
-from gradtide.collective.executors.programme import write_programme
-from gradtide.collective.executors.torch_wire import MessageWire, WatchedWire
+from gradtide.collective.executors.torch_wire import MessageWire
 from gradtide.collective.host.announcement import Announcement
 from gradtide.collective.host.one_host import Call, OneHost
 from gradtide.collective.host.rank_watch import RankWatch
 from gradtide.collective.host.reductions import Reduction, reduction
 from gradtide.collective.host.signature import sign
+from gradtide.collective.links.far import TEXT_BYTES, Far
+from gradtide.collective.links.links import Disagreement
 from gradtide.errors import Mismatch
-from gradtide.schedule.model import Kind, Op, Schedule
 from gradtide.transport.hosts import Hosts
 
-__all__ = ["ManyHosts"]
+__all__ = ["Between", "ManyHosts"]
 
-_TEXT_BYTES = 1024
-_AGREEMENT = sign("what the hosts ask for")
-_AGREE, _MOVE, _MESSAGE = 1 << 24, 1 << 25, 1 << 26  # tags; below them are those of schedules
+_AGREEMENT, _DISAGREEMENT = sign("what the hosts ask for"), sign("something that the other hosts do not ask for")
+_MESSAGE = 1 << 26  # a tag; below it are those of schedules
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """What a rank has besides its host: links if it leads it, Gloo for messages and schedules, and who lives."""
+
+    far: Far | None
+    gloo: Gloo
+    watch: RankWatch
 
 
 class ManyHosts:
     """Every collective, between the ranks of a job on several hosts."""
 
-    def __init__(self, host: OneHost, hosts: Hosts, rank: int, gloo: Gloo, watch: RankWatch) -> None:
-        self.host, self.rank, self.size, self.watch = host, rank, len(hosts.leaders), watch
-        self._hosts, self._gloo = hosts, gloo
+    def __init__(self, host: OneHost, hosts: Hosts, rank: int, between: Between) -> None:
+        self.host, self.rank, self.size, self.watch = host, rank, len(hosts.leaders), between.watch
+        self._gloo, self._far = between.gloo, between.far
         self._here = hosts.together_with(rank)  # global ranks by local rank
         self._leaders = hosts.all_leaders()
-        self._leads = rank == hosts.leaders[rank]
-        self._between = _exchange_schedule(len(self._leaders))
+        self._host = self._leaders.index(hosts.leaders[rank])  # this one's number
+        self._host_of = [self._leaders.index(leader) for leader in hosts.leaders]
+        self._counts = [hosts.leaders.count(leader) for leader in self._leaders]  # ranks of each host
+        self._order = [other for leader in self._leaders for other in hosts.together_with(leader)]
+        self._in_order = self._order == sorted(self._order)  # whether each host's ranks stand together
+        self._alone = host.size == 1
         self.in_good_order = True  # as OneHost's
 
     def close(self) -> None:
         self.host.in_good_order = self.in_good_order
         self.watch.close(in_good_order=self.in_good_order)
+        if self._far is not None:
+            self._far.links.close()
         self._gloo.close()
         self.host.close()
 
-    def barrier(self, call: Call) -> None:
-        with self.together(call):
-            pass
+    # --- Agreeing ---
 
     @contextmanager
     def together(self, call: Call) -> Iterator[None]:
-        """Every collective runs inside this: it begins when all ranks have come for the same thing, and what happens
-        to any of them ends it for all."""
+        """What is not one exchange runs inside this (schedules): it begins when all ranks have come for the same thing,
+        and what happens to any of them ends it for all."""
         with self.watch.during(call.signature.text, call.timeout_s):
-            self._agree(call)
+            with self._explaining(call):
+                self._meet(call)
             yield
 
-    def _agree(self, call: Call) -> None:
+    @contextmanager
+    def _checked(self, call: Call) -> Iterator[None]:
+        """Every collective runs inside this: what happens to any rank ends it for all."""
+        with self.watch.during(call.signature.text, call.timeout_s), self._explaining(call):
+            yield
+
+    @contextmanager
+    def _explaining(self, call: Call) -> Iterator[None]:
         """Raises the same Mismatch on every rank if not all ask for the same."""
-        said = self._say(self._agree_here(call))
-        if len(set(said.values())) > 1:
-            sides = "; ".join(f"the host of rank {leader}: {what}" for leader, what in said.items())
-            raise Mismatch(f"the hosts ask for different things ({sides}); make them call the same operation")
-
-    def _agree_here(self, call: Call) -> str:
-        """What this host asks for; a mismatch inside it is for the others to know too."""
         try:
-            self.host.barrier(Call(call.signature, self.watch.remaining_s()))
-        except Mismatch as error:
-            return str(error)
-        return call.signature.text
+            yield
+        except (Mismatch, Disagreement) as error:
+            said = self._say(call, error)
+            sides = "; ".join(f"the host of rank {leader}: {what}" for leader, what in said.items())
+            raise Mismatch(f"the hosts ask for different things ({sides}); make them call the same operation") from None
 
-    def _say(self, mine: str) -> dict[int, str]:
-        """What each host asks for, by its leader."""
-        rows = torch.zeros(len(self._leaders), _TEXT_BYTES, dtype=torch.uint8)
-        if self._leads:
-            encoded, at = mine.encode()[:_TEXT_BYTES], self._leaders.index(self.rank)
-            rows[at, : len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-            self._swap(self.watch.remaining_s(), rows[at], list(rows), _AGREE)
+    def _say(self, call: Call, error: Exception) -> dict[int, str]:
+        """What each host asks for, by its leader. Who finds a mismatch inside a host tells the other hosts, and who
+        finds one between hosts tells its host, whose ranks wait for the result."""
+        rows = torch.zeros(len(self._leaders), TEXT_BYTES, dtype=torch.uint8)
+        if self._far is not None:
+            mine = call.signature.text
+            if isinstance(error, Mismatch):
+                mine = str(error)
+                with suppress(Disagreement):
+                    self._far.refuse(self.watch.remaining_s())
+            else:
+                with suppress(Mismatch):
+                    self.host.barrier(Call(_DISAGREEMENT, self.watch.remaining_s()))
+            rows = self._far.say(mine, self.watch.remaining_s())
         self.host.broadcast(Call(_AGREEMENT, self.watch.remaining_s()), rows, 0)
-        return {
-            leader: bytes(row.tolist()).rstrip(b"\0").decode(errors="replace")
-            for leader, row in zip(self._leaders, rows, strict=True)
-        }
+        texts = [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
+        return dict(zip(self._leaders, texts, strict=True))
+
+    def _exchange(self, between: Callable[[Far], None]) -> None:
+        """The leaders' part. Before and after it the ranks of a host meet, so that each hears of a mismatch."""
+        if self._far is not None:
+            between(self._far)
+
+    def _meet(self, call: Call) -> None:
+        self._meet_here(call)
+        self._exchange(lambda far: far.barrier(call))
+        self._meet_here(call)
+
+    def _meet_here(self, call: Call) -> None:
+        if not self._alone:
+            self.host.barrier(call)
+
+    # --- Collectives ---
+
+    def barrier(self, call: Call) -> None:
+        with self._checked(call):
+            self._meet(call)
 
     def all_reduce(self, call: Call, tensor: torch.Tensor, how: Reduction) -> None:
-        with self.together(call):
+        with self._checked(call):
             self._all_reduce(call, tensor, how)
 
     def _all_reduce(self, call: Call, tensor: torch.Tensor, how: Reduction) -> None:
-        plain = reduction("sum", how.dtype) if how.name == "mean" else how
-        self.host.all_reduce(call, tensor, plain)
-        if self._leads and tensor.numel():
-            me = self._leaders.index(self.rank)
-            programme = write_programme(self._between, me, len(self._leaders), lambda process: process == me)
-            wire = WatchedWire(self._gloo, self.watch, call.timeout_s, self._leaders)
-            run_programme(self._between, programme, {me: tensor.view(-1)}, plain, None, wire)
-        self.host.broadcast(call, tensor, 0)
-        how.finish(tensor, self.size)
+        if not self._alone:
+            self.host.all_reduce(call, tensor, _inside(how))
+        if self._far is not None:
+            self._far.all_reduce(call, tensor, how)
+        if not self._alone:
+            self.host.broadcast(call, tensor, 0)
 
     def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> None:
-        with self.together(call):
+        with self._checked(call):
             self._broadcast(call, tensor, root)
 
     def _broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> None:
-        home = self._hosts.leaders[root]
-        others = [leader for leader in self._leaders if leader != home]
-        wire = self._wire(call.timeout_s)
-        if self.rank == root and tensor.numel():
-            for work in [wire.send(tensor, leader, _MOVE) for leader in others]:
-                work.wait()
-        elif self.rank in others and tensor.numel():
-            wire.receive(tensor, root, _MOVE).wait()
-        self.host.broadcast(call, tensor, self._here.index(root) if root in self._here else 0)
+        home = self._host_of[root]
+        if home == self._host and not self._alone:
+            self.host.broadcast(call, tensor, self._here.index(root))
+        else:
+            self._meet_here(call)
+        self._exchange(lambda far: far.broadcast(call, tensor, home))
+        if home == self._host:
+            self._meet_here(call)
+        else:
+            self._hand_out(call, tensor)
 
     def reduce(self, call: Call, tensor: torch.Tensor, how: Reduction, root: int) -> None:
-        with self.together(call):
+        with self._checked(call):
             copy = tensor.clone()
             self._all_reduce(call, copy, how)
             if self.rank == root:
                 tensor.copy_(copy)
 
     def all_gather(self, call: Call, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        """The hosts' own blocks go between the leaders; out's rows are in rank order, wherever the ranks are."""
-        with self.together(call):
-            blocks = [tensor.new_empty((self._hosts.leaders.count(leader), *tensor.shape)) for leader in self._leaders]
-            at = self._leaders.index(self._hosts.leaders[self.rank])
-            self.host.all_gather(call, tensor, blocks[at])
-            if self._leads:
-                self._swap(call.timeout_s, blocks[at], blocks)
-            for leader, block in zip(self._leaders, blocks, strict=True):
-                self.host.broadcast(call, block, 0)
-                for row, rank in enumerate(self._hosts.together_with(leader)):
-                    out[rank].copy_(block[row])
+        """out's rows are in rank order, wherever the ranks are; they travel in the order of the hosts."""
+        with self._checked(call):
+            rows = out if self._in_order else torch.empty_like(out)
+            begin = sum(self._counts[: self._host])
+            mine = rows[begin : begin + len(self._here)]
+            if self._alone:
+                mine[0].copy_(tensor)
+            else:
+                self.host.all_gather(call, tensor, mine)
+            self._exchange(lambda far: far.all_gather(call, rows, self._counts))
+            self._hand_out(call, rows)
+            if not self._in_order:
+                out[self._order] = rows
 
     def gather(self, call: Call, tensor: torch.Tensor, out: torch.Tensor | None) -> None:
         self.all_gather(call, tensor, tensor.new_empty((self.size, *tensor.shape)) if out is None else out)
 
     def scatter(self, call: Call, source: torch.Tensor | None, out: torch.Tensor, root: int) -> None:
-        with self.together(call):
+        with self._checked(call):
             rows = out.new_empty((self.size, *out.shape)) if source is None else source
             self._broadcast(call, rows, root)
             out.copy_(rows[self.rank])
 
     def reduce_scatter(self, call: Call, tensor: torch.Tensor, out: torch.Tensor, how: Reduction) -> None:
-        with self.together(call):
-            copy = tensor.clone()
-            self._all_reduce(call, copy, how)
-            out.copy_(copy[self.rank])
+        with self._checked(call):
+            rows = self._by_host(tensor)
+            mine = out.new_empty((len(self._here), *out.shape))
+            if not self._alone:
+                rows = rows.clone() if rows is tensor else rows
+                self.host.all_reduce(call, rows, _inside(how))
+            self._exchange(lambda far: far.reduce_scatter(call, rows, self._counts, mine, how))
+            self._hand_out(call, mine)
+            out.copy_(mine[self._here.index(self.rank)])
 
     def all_to_all(self, call: Call, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        with self.together(call):
-            out[self.rank].copy_(tensor[self.rank])
-            if not tensor[0].numel():
-                return
-            wire = self._wire(call.timeout_s)
-            others = [rank for rank in range(self.size) if rank != self.rank]
-            arriving = [wire.receive(out[rank], rank, _MOVE) for rank in others]
-            leaving = [wire.send(tensor[rank], rank, _MOVE) for rank in others]
-            for work in (*arriving, *leaving):
-                work.wait()
+        """From host to host goes a block of rows: for each rank there, from each rank here."""
+        with self._checked(call):
+            row, ranks = tensor.shape[1:], len(self._here)
+            rows = self._by_host(tensor)
+            if not self._alone:
+                gathered = tensor.new_empty((ranks, *tensor.shape))
+                self.host.gather(call, rows, gathered if self._far is not None else None)
+                blocks = gathered.split(self._counts, 1)
+                rows = torch.cat([block.reshape(-1, *row) for block in blocks])
+            arrived = tensor.new_empty((self.size * ranks, *row))
+            counts = [count * ranks for count in self._counts]
+            self._exchange(lambda far: far.all_to_all(call, rows, counts, arrived, counts))
+            self._hand_out(call, arrived)
+            out[self._order] = arrived.view(self.size, ranks, *row)[:, self._here.index(self.rank)]
+
+    def _hand_out(self, call: Call, tensor: torch.Tensor) -> None:
+        """The leader's to its host."""
+        if not self._alone:
+            self.host.broadcast(call, tensor, 0)
+
+    def _by_host(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of all ranks, in the order of the hosts."""
+        return rows if self._in_order else rows[self._order]
+
+    # --- Messages ---
 
     def send(self, call: Call, data: torch.Tensor, target: int, tag: int) -> None:
         if target in self._here:
@@ -200,29 +260,7 @@ class ManyHosts:
     def _messages(self, timeout_s: float) -> MessageWire:
         return MessageWire(self._gloo, self.watch, timeout_s)
 
-    def _wire(self, timeout_s: float) -> WatchedWire:
-        return WatchedWire(self._gloo, self.watch, timeout_s)
 
-    def _swap(self, timeout_s: float, mine: torch.Tensor, theirs: list[torch.Tensor], tag: int = _MOVE) -> None:
-        """Leaders only: everybody's tensor to everybody else."""
-        wire = self._wire(timeout_s)
-        others = [(leader, room) for leader, room in zip(self._leaders, theirs, strict=True) if leader != self.rank]
-        arriving = [wire.receive(room, leader, tag) for leader, room in others if room.numel()]
-        leaving = [wire.send(mine, leader, tag) for leader, _ in others if mine.numel()]
-        for work in (*arriving, *leaving):
-            work.wait()
-
-
-def _exchange_schedule(leaders: int) -> Schedule:
-    """A ring: part i of the buffers is added up along it until leader i has it all, then handed round. Step by step, so
-    that all leaders are busy at each."""
-    ops: list[Op] = []
-    last: dict[int, tuple[int, ...]] = dict.fromkeys(range(leaders), ())
-    for step in range(2 * leaders - 2):
-        kind: Kind = "reduce" if step < leaders - 1 else "copy"
-        for chunk in range(leaders):
-            source = (chunk + 1 + step) % leaders
-            ops.append(Op(len(ops), source, (source + 1) % leaders, chunk, kind, last[chunk]))
-            last[chunk] = (len(ops) - 1,)
-    names = tuple(f"host{host}" for host in range(leaders))
-    return Schedule("between hosts", "all_reduce", names, leaders, (1,) * leaders, tuple(ops))
+def _inside(how: Reduction) -> Reduction:
+    """What a host adds up by itself: the division of a mean comes last, between hosts."""
+    return reduction("sum", how.dtype) if how.name == "mean" else how

@@ -1,0 +1,148 @@
+"""The collectives between hosts, on tensors: one leader a host calls them. All are contiguous and on the CPU.
+
+What is worked out for a size and an operation is kept: the next one begins with a few additions and the first send.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+
+from gradtide.collective.host.one_host import Call
+from gradtide.collective.host.prepare import as_bytes
+from gradtide.collective.host.reductions import Reduction, combine
+from gradtide.collective.host.signature import sign
+from gradtide.collective.links import operations
+from gradtide.collective.links.links import Links, Prepared
+from gradtide.collective.links.parts import Base, Blocks, Layout, Place
+from gradtide.even_share import even_share
+
+__all__ = ["TEXT_BYTES", "Far"]
+
+Tensor = torch.Tensor
+_REMEMBERED = 1024  # exchanges
+TEXT_BYTES = 1024  # of what a host says it asks for
+_TEXTS = sign("what the hosts ask for")
+_NOTHING_ALIKE = sign("nothing: ranks of one host disagree")
+
+
+class Far:
+    """This host's side of every collective between hosts. `ranks` is how many ranks there are in all, for means."""
+
+    def __init__(self, links: Links, ranks: int) -> None:
+        self.links, self.me, self.hosts, self._ranks = links, links.me, links.hosts, ranks
+        self._prepared: dict[Hashable, Prepared] = {}
+
+    def barrier(self, call: Call) -> None:
+        self.links.run(call, self._get("barrier", lambda: operations.all_gather(self.me, _at(0, 0), self._rows(0))), 0)
+
+    def all_reduce(self, call: Call, tensor: Tensor, how: Reduction) -> None:
+        size_bytes = tensor.numel() * how.item_bytes
+        if how.blocks is None:
+            return self._all_reduce_by_torch(call, tensor, how)
+        prepared = self._prepared.get(key := ("all_reduce", size_bytes, how.name, how.dtype))
+        if prepared is None:
+            blocks = self._blocks(how)
+            layout = operations.all_reduce(self.me, self.hosts, size_bytes, how.item_bytes, blocks)
+            prepared = self._get(key, lambda: layout)
+        return self.links.run(call, prepared, tensor.data_ptr())
+
+    def reduce_scatter(self, call: Call, rows: Tensor, counts: Sequence[int], out: Tensor, how: Reduction) -> None:
+        """The first counts[0] rows are host 0's, and so on; the reduction of ours goes to out."""
+        places = _cut(rows, counts, Base.TENSOR)
+        if how.blocks is None:
+            arrived = out.new_empty((self.hosts, *out.shape))
+            arriving = [Place(Base.OUT, host * out.nbytes, out.nbytes) for host in range(self.hosts)]
+            layout = operations.all_to_all(self.me, places, arriving)
+            self.links.run(call, self.links.prepare(layout), rows.data_ptr(), arrived.data_ptr())
+            begin = sum(counts[: self.me])
+            arrived[self.me] = rows[begin : begin + counts[self.me]]
+            return self._reduce(how, out, arrived)
+        key = "reduce_scatter", tuple(counts), rows.nbytes, how.name, how.dtype
+        whole, blocks = Place(Base.OUT, 0, out.nbytes), self._blocks(how)
+        prepared = self._get(key, lambda: operations.reduce_scatter(self.me, places, whole, blocks))
+        return self.links.run(call, prepared, rows.data_ptr(), out.data_ptr())
+
+    def all_gather(self, call: Call, rows: Tensor, counts: Sequence[int]) -> None:
+        """The first counts[0] rows are host 0's, and so on: each host has its own in place, and gets the others'."""
+        places = _cut(rows, counts, Base.TENSOR)
+        layout = operations.all_gather(self.me, places[self.me], places)
+        prepared = self._get(("all_gather", tuple(counts), rows.nbytes), lambda: layout)
+        self.links.run(call, prepared, rows.data_ptr())
+
+    def broadcast(self, call: Call, tensor: Tensor, root: int) -> None:
+        key = "broadcast", root, tensor.nbytes
+        prepared = self._get(key, lambda: operations.broadcast(self.me, self.hosts, root, tensor.nbytes))
+        self.links.run(call, prepared, tensor.data_ptr())
+
+    def all_to_all(
+        self, call: Call, rows: Tensor, leaving: Sequence[int], out: Tensor, arriving: Sequence[int]
+    ) -> None:
+        """So many rows for each host, in order; and so many from each. Our own are copied."""
+        there, back = _cut(rows, leaving, Base.TENSOR), _cut(out, arriving, Base.OUT)
+        layout = operations.all_to_all(self.me, there, back)
+        key = "all_to_all", tuple(leaving), tuple(arriving), rows.nbytes, out.nbytes
+        self.links.run(call, self._get(key, lambda: layout), rows.data_ptr(), out.data_ptr())
+        _bytes_at(out, back[self.me]).copy_(_bytes_at(rows, there[self.me]))
+
+    # --- When hosts disagree ---
+
+    def refuse(self, timeout_s: float) -> None:
+        """Takes part in what the other hosts ask for with a word that fits nothing: Disagreement is raised on all."""
+        self.barrier(Call(_NOTHING_ALIKE, timeout_s))
+
+    def say(self, text: str, timeout_s: float) -> Tensor:
+        """What each host asks for, a row of bytes each."""
+        rows = torch.zeros(self.hosts, TEXT_BYTES, dtype=torch.uint8)
+        encoded = text.encode()[:TEXT_BYTES]
+        rows[self.me, : len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
+        self.all_gather(Call(_TEXTS, timeout_s), rows, [1] * self.hosts)
+        return rows
+
+    # --- How ---
+
+    def _get(self, key: Hashable, layout: Callable[[], Layout]) -> Prepared:
+        found = self._prepared.get(key)
+        if found is None:
+            if len(self._prepared) >= _REMEMBERED:
+                self._prepared.clear()
+            found = self._prepared[key] = self.links.prepare(layout())
+        return found
+
+    def _blocks(self, how: Reduction) -> Blocks:
+        assert how.blocks is not None
+        return Blocks(how.blocks.combine, how.blocks.last, how.blocks.item_bytes, self._ranks)
+
+    def _rows(self, size_bytes: int) -> list[Place]:
+        return [_at(host * size_bytes, size_bytes) for host in range(self.hosts)]
+
+    def _all_reduce_by_torch(self, call: Call, tensor: Tensor, how: Reduction) -> None:
+        """For types that kernels can't add: shares arrive whole, torch adds them up, and they are handed out."""
+        flat = tensor.view(-1)
+        ends = [even_share(len(flat), host, self.hosts) for host in range(self.hosts)]
+        counts = [end - begin for begin, end in ends]
+        mine = flat[slice(*ends[self.me])]
+        self.reduce_scatter(call, flat, counts, mine, how)
+        self.all_gather(call, flat, counts)
+
+    def _reduce(self, how: Reduction, out: Tensor, arrived: Tensor) -> None:
+        for row in arrived[1:]:
+            combine(how, arrived[0], row)
+        how.finish(arrived[0], self._ranks)
+        out.copy_(arrived[0])
+
+
+def _at(offset: int, size_bytes: int) -> Place:
+    return Place(Base.TENSOR, offset, size_bytes)
+
+
+def _cut(rows: Tensor, counts: Sequence[int], base: Base) -> list[Place]:
+    """Where each host's rows lie."""
+    row_bytes, begin, places = rows.nbytes // max(1, len(rows)), 0, []
+    for count in counts:
+        places.append(Place(base, begin * row_bytes, count * row_bytes))
+        begin += count
+    return places
+
+
+def _bytes_at(tensor: Tensor, place: Place) -> Tensor:
+    return as_bytes(tensor)[place.offset : place.offset + place.size_bytes]

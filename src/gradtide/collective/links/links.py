@@ -1,0 +1,190 @@
+"""The sockets between the leaders of hosts, and an exchange over them that notices the dead and the late.
+
+The compiled exchange comes back now and then, at the latest after a tenth of a second. Then Python has its turn: a
+Ctrl-C arrives, the watch tells who died, and who is late is found out.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gradtide.collective.host.one_host import Call
+from gradtide.collective.host.rank_watch import RankWatch
+from gradtide.collective.links.parts import Base, Layout, Part, Place
+from gradtide.errors import CommunicationError, PeerLost, PeerTimeout
+from gradtide.kernels import BROKEN, DONE, KERNELS, WAITING, Deal, Head, LinkRow
+
+__all__ = ["Disagreement", "Links", "Prepared", "shut"]
+
+Words = npt.NDArray[np.int64]
+_STAGE_BYTES = 1 << 20  # of each link: what has come and waits to be added up stays in the cache
+_GRAIN_BYTES = 32 << 10
+_MOST_BYTES = 1 << 20
+_SLEEP_MS, _TURN_NS = 100, 100_000_000
+_alive: "weakref.WeakSet[Links]" = weakref.WeakSet()
+
+
+class Disagreement(Exception):
+    """Hosts asked for different things. All of them see it at the same exchange, and their links are clean."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A layout as the words that the kernel takes, but for addresses and numbers that are new each time."""
+
+    words: Words
+    at_tensor: Words  # indices of words that the tensor's address is added to
+    at_out: Words
+
+
+class Links:
+    """This host's link to every other, for one exchange at a time."""
+
+    def __init__(self, me: int, ranks: Sequence[int], sockets: Sequence[socket.socket], watch: RankWatch) -> None:
+        """ranks: the leader of each host; sockets: to the other hosts, in their order."""
+        self.me, self.hosts = me, len(ranks)
+        self._others = [rank for host, rank in enumerate(ranks) if host != me]
+        self._sockets, self._watch = list(sockets), watch
+        self._stages = np.empty(len(sockets) * _STAGE_BYTES, np.uint8)
+        self._rows = Deal.WORDS
+        self._heads = self._rows + len(sockets) * LinkRow.WORDS
+        self._polls = self._heads + 2 * len(sockets) * Head.WORDS
+        self._words = np.zeros(self._polls + len(sockets), np.int64)
+        self._at_sequence = self._heads + Head.WORDS * np.arange(len(sockets)) + Head.SEQUENCE
+        self._at_signature = self._at_sequence + Head.SIGNATURE - Head.SEQUENCE
+        self._sequence, self._address, self._turn = 0, self._words.ctypes.data, threading.Lock()
+        self._exchange = KERNELS.EXCHANGE.entry
+        for link in self._sockets:
+            link.setblocking(False)
+        _alive.add(self)
+
+    def run(self, call: Call, prepared: Prepared, tensor: int, out: int = 0) -> None:
+        """One exchange; tensor and out are addresses."""
+        words = self._words
+        self._sequence += 1
+        words[:] = prepared.words
+        words[prepared.at_tensor] += tensor
+        words[prepared.at_out] += out
+        words[self._at_sequence] = self._sequence
+        words[self._at_signature] = call.signature.number
+        code = self._go_on()
+        if code != DONE:
+            self._finish(code)
+        self._watch.moved()
+
+    def _go_on(self) -> int:
+        """A turn of the compiled exchange. Descriptors must not be closed under it: their numbers would soon be those
+        of other files."""
+        with self._turn:
+            if not self._sockets:
+                raise CommunicationError("the group was closed during an operation; wait for what you ask for")
+            return int(self._exchange(self._address))
+
+    def _finish(self, code: int) -> None:
+        """Sees an exchange that did not end at once to its end."""
+        words, moved = self._words, 0
+        deadline = time.monotonic() + self._watch.remaining_s()
+        while code == WAITING:
+            if words[Deal.MOVED] != moved:
+                moved = words[Deal.MOVED]
+                self._watch.moved()
+            self._watch.check()
+            if time.monotonic() >= deadline and not self._watch.may_go_on(f"rank {self._awaited()}"):
+                raise PeerTimeout(f"rank {self._awaited()} did not answer in time; is it stuck?")
+            code = self._go_on()
+        if code == BROKEN:
+            raise self._watch.reason() or self._broken()
+        if code != DONE:
+            raise Disagreement
+
+    def _awaited(self) -> int:
+        """The rank that is furthest behind."""
+        rows = self._words[self._rows : self._heads].reshape(-1, LinkRow.WORDS)
+        coming = rows[:, LinkRow.ARRIVING_BYTES] + rows[:, LinkRow.RESULT_BYTES] - rows[:, LinkRow.RECEIVED]
+        return self._others[int(coming.argmax())]
+
+    def _broken(self) -> PeerLost:
+        rank, error = self._others[int(self._words[Deal.BROKEN_LINK])], int(self._words[Deal.ERROR])
+        return PeerLost(f"rank {rank} is gone (its link: {os.strerror(error)}); see its own output for why")
+
+    def close(self) -> None:
+        """What was sent still arrives. An exchange that another thread is in ends first, at once."""
+        if not self._turn.acquire(blocking=False):
+            shut(self._sockets)
+            self._turn.acquire()
+        self._close_sockets()
+        self._turn.release()
+
+    def _close_sockets(self) -> None:
+        while self._sockets:
+            self._sockets.pop().close()
+
+    # --- From layouts to words ---
+
+    def prepare(self, layout: Layout) -> Prepared:
+        words, bases = np.zeros_like(self._words), np.zeros_like(self._words)
+        share, blocks, address = layout.share, layout.share.blocks, self._address
+
+        def put(at: int, place: Place) -> None:
+            words[at], bases[at] = place.offset, place.base
+
+        words[Deal.LINKS], words[Deal.ROWS] = len(layout.parts), address + 8 * self._rows
+        words[Deal.POLLS], words[Deal.ME] = address + 8 * self._polls, layout.me
+        words[[Deal.STAGE_BYTES, Deal.GRAIN_BYTES, Deal.MOST_BYTES]] = _STAGE_BYTES, _GRAIN_BYTES, _MOST_BYTES
+        words[Deal.SLEEP_MS], words[Deal.TURN_NS] = _SLEEP_MS, _TURN_NS
+        put(Deal.MINE, share.mine)
+        put(Deal.OWN, share.own)
+        words[Deal.MINE_BYTES], words[Deal.OVERWRITES] = share.mine.size_bytes, share.overwrites
+        if blocks is not None:
+            words[[Deal.COMBINE, Deal.LAST]] = blocks.combine, blocks.last
+            words[[Deal.ITEM, Deal.DIVISOR]] = blocks.item_bytes, blocks.divisor
+        elif share.follows is not None:
+            words[Deal.FOLLOWS] = 1 + share.follows - (share.follows > layout.me)
+        else:
+            words[Deal.READY] = share.mine.size_bytes
+        for link, part in enumerate(layout.parts):
+            self._prepare_link(link, part, words, bases)
+        return Prepared(words, np.flatnonzero(bases == Base.TENSOR), np.flatnonzero(bases == Base.OUT))
+
+    def _prepare_link(self, link: int, part: Part, words: Words, bases: Words) -> None:
+        row, address = self._rows + link * LinkRow.WORDS, self._address
+        head, heard = (self._heads + Head.WORDS * (link + n * len(self._sockets)) for n in (0, 1))
+        words[row + LinkRow.DESCRIPTOR] = self._sockets[link].fileno()
+        words[row + LinkRow.HEAD], words[row + LinkRow.HEARD] = address + 8 * head, address + 8 * heard
+        words[row + LinkRow.STAGE] = self._stages.ctypes.data + link * _STAGE_BYTES
+        words[row + LinkRow.SECOND_BYTES] = part.second_bytes
+        words[head + Head.FIRST_BYTES] = part.first.size_bytes
+        for at, place in (
+            (LinkRow.FIRST, part.first),
+            (LinkRow.ARRIVING, part.arriving),
+            (LinkRow.RESULT, part.result),
+        ):
+            words[row + at], words[row + at + 1] = place.offset, place.size_bytes  # its bytes stand behind it
+            bases[row + at] = place.base
+
+    def forget_in_child(self) -> None:
+        # A forked child must not keep a killed rank's links open. Who held the lock when it was forked is not here.
+        self._close_sockets()
+
+
+def shut(sockets: Iterable[socket.socket]) -> None:
+    """Lets nothing arrive any more, and ends what waits for it."""
+    for link in sockets:
+        with contextlib.suppress(OSError):
+            link.shutdown(socket.SHUT_RDWR)
+
+
+def _forget_in_child() -> None:
+    for links in list(_alive):
+        links.forget_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,263 @@
+"""One exchange between hosts over sockets: all links at once, both ways, added up while the rest arrives.
+
+On every link goes, in each direction: a head that says what is asked for, then the first part, then the second. The
+first part is there from the beginning (what a peer is to add up, or to have). The second is this host's own share of
+the result: it leaves as far as it is ready, which is how an all-reduce overlaps its two halves. It waits until every
+peer's head is here and asks for the same. So after a mismatch no second part is on its way, and what is left of the
+first parts is read and dropped: the links are clean again.
+
+No exchange waits for ever: it comes back after a bounded time with WAITING, and goes on where it was when called again.
+"""
+
+from typing import Any
+
+from numba.extending import register_jitable
+
+from gradtide.kernels.atomics import call_block, set_word, word
+from gradtide.kernels.sockets import AGAIN, MORE, nanoseconds, poll_all, receive_some, send_some
+from gradtide.kernels.words import BROKEN, DONE, MISMATCHED, WAITING, Deal, Head, LinkRow
+
+__all__ = ["exchange"]
+
+_READABLE, _WRITABLE = 1 << 32, 4 << 32  # of a pollfd as one little-endian word
+_NOBODY = 0xFFFFFFFF  # a descriptor of -1
+_BLOCK_BYTES = 16 << 10  # three hosts and more: a reduction works through blocks that stay in the first-level cache
+_HEAD_BYTES = 8 * Head.WORDS
+
+
+def exchange(deal: Any) -> Any:
+    """Runs, or goes on with, what the deal says: DONE, WAITING, MISMATCHED or BROKEN."""
+    until = nanoseconds() + word(deal, Deal.TURN_NS)
+    while True:
+        moved = _move_all(deal)
+        if moved < 0:
+            return BROKEN
+        moved += _reduce_arrived(deal)
+        set_word(deal, Deal.MOVED, word(deal, Deal.MOVED) + moved)
+        if _all_done(deal):
+            return MISMATCHED if word(deal, Deal.REFUSED) else DONE
+        if moved == 0 and _sleep(deal) <= 0:
+            return WAITING
+        if nanoseconds() > until:
+            return WAITING
+
+
+@register_jitable
+def _row(deal: Any, link: Any) -> Any:
+    return word(deal, Deal.ROWS) + 8 * LinkRow.WORDS * link
+
+
+@register_jitable
+def _move_all(deal: Any) -> Any:
+    """How many bytes went either way; -1 if a link is broken, which is then noted."""
+    total = 0
+    for link in range(word(deal, Deal.LINKS)):
+        row = _row(deal, link)
+        sent = _send(deal, row)
+        received = _receive(deal, link, row) if sent >= 0 else 0
+        if sent < 0 or received < 0:
+            set_word(deal, Deal.BROKEN_LINK, link)
+            set_word(deal, Deal.ERROR, -min(sent, received))
+            return -1
+        total += sent + received
+    return total
+
+
+@register_jitable
+def _agreed(deal: Any) -> Any:
+    return word(deal, Deal.HEARD) == word(deal, Deal.LINKS) and word(deal, Deal.REFUSED) == 0
+
+
+@register_jitable
+def _refused(deal: Any) -> Any:
+    """Whether everybody has been heard, and not all ask for the same."""
+    return word(deal, Deal.HEARD) == word(deal, Deal.LINKS) and word(deal, Deal.REFUSED) != 0
+
+
+# --- Sending ---
+
+
+@register_jitable
+def _send(deal: Any, row: Any) -> Any:
+    """All that can leave now."""
+    begin, first = word(row, LinkRow.SENT), _HEAD_BYTES + word(row, LinkRow.FIRST_BYTES)
+    sent = begin
+    set_word(row, LinkRow.IS_FULL, 0)
+    while True:
+        more = 0
+        if sent < _HEAD_BYTES:
+            at, left = word(row, LinkRow.HEAD) + sent, _HEAD_BYTES - sent
+            more = MORE if first > _HEAD_BYTES else 0
+        elif sent < first:
+            at, left = word(row, LinkRow.FIRST) + sent - _HEAD_BYTES, first - sent
+        else:
+            ready = min(word(deal, Deal.READY), word(row, LinkRow.SECOND_BYTES)) if _agreed(deal) else 0
+            at, left = word(deal, Deal.MINE) + sent - first, ready - (sent - first)
+        if left <= 0:
+            break
+        count = send_some(word(row, LinkRow.DESCRIPTOR), at, min(left, word(deal, Deal.MOST_BYTES)), more)
+        if count < 0:
+            if count != AGAIN:
+                return count
+            set_word(row, LinkRow.IS_FULL, 1)
+            break
+        sent += count
+        if count < left and count < word(deal, Deal.MOST_BYTES):  # its buffer is full: the next would be in vain
+            set_word(row, LinkRow.IS_FULL, 1)
+            break
+        if sent - begin >= word(deal, Deal.MOST_BYTES):  # let the other direction have its turn
+            break
+    set_word(row, LinkRow.SENT, sent)
+    return sent - begin
+
+
+# --- Receiving ---
+
+
+@register_jitable
+def _receive(deal: Any, link: Any, row: Any) -> Any:
+    """All that has come and has a place."""
+    begin = word(row, LinkRow.RECEIVED)
+    received = begin
+    while True:
+        at, left = _place(deal, row, received)
+        if left <= 0:
+            break
+        count = receive_some(word(row, LinkRow.DESCRIPTOR), at, min(left, word(deal, Deal.MOST_BYTES)))
+        if count == AGAIN:
+            break
+        if count <= 0:
+            return count if count else -104  # ECONNRESET
+        received += count
+        set_word(row, LinkRow.RECEIVED, received)
+        if received == _HEAD_BYTES:
+            if not _hear(deal, row):
+                return -71  # EPROTO
+        elif count < left:
+            break
+        if received - begin >= word(deal, Deal.MOST_BYTES):
+            break
+    if word(deal, Deal.FOLLOWS) == link + 1 and _agreed(deal):  # this link brings our share: ready as far as it came
+        set_word(deal, Deal.READY, min(max(0, received - _HEAD_BYTES), word(deal, Deal.MINE_BYTES)))
+    return received - begin
+
+
+@register_jitable
+def _place(deal: Any, row: Any, received: Any) -> Any:
+    """Where the next bytes go, and how many have room there."""
+    if received < _HEAD_BYTES:
+        return word(row, LinkRow.HEARD) + received, _HEAD_BYTES - received
+    first, come = word(row, LinkRow.ARRIVING_BYTES), received - _HEAD_BYTES
+    if _refused(deal) or word(row, LinkRow.DIFFERS):
+        return word(row, LinkRow.STAGE), min(first - come, word(deal, Deal.STAGE_BYTES))
+    if come >= first:
+        left = word(row, LinkRow.RESULT_BYTES) - (come - first)
+        return word(row, LinkRow.RESULT) + come - first, left
+    if word(row, LinkRow.ARRIVING):
+        return word(row, LinkRow.ARRIVING) + come, first - come
+    room, within = word(deal, Deal.STAGE_BYTES), come % word(deal, Deal.STAGE_BYTES)
+    free = min(room - within, word(deal, Deal.READY) + room - come)
+    return word(row, LinkRow.STAGE) + within, min(first - come, free)
+
+
+@register_jitable
+def _hear(deal: Any, row: Any) -> Any:
+    """A peer's head is here: whether it is one of ours, and notes if it asks for something else."""
+    mine, theirs = word(row, LinkRow.HEAD), word(row, LinkRow.HEARD)
+    if word(mine, Head.SEQUENCE) != word(theirs, Head.SEQUENCE) or word(theirs, Head.FIRST_BYTES) < 0:
+        return False
+    set_word(deal, Deal.HEARD, word(deal, Deal.HEARD) + 1)
+    asked = word(theirs, Head.FIRST_BYTES)
+    if word(mine, Head.SIGNATURE) != word(theirs, Head.SIGNATURE) or asked != word(row, LinkRow.ARRIVING_BYTES):
+        set_word(row, LinkRow.DIFFERS, 1)
+        set_word(row, LinkRow.ARRIVING_BYTES, asked)
+        set_word(deal, Deal.REFUSED, word(deal, Deal.REFUSED) + 1)
+    return True
+
+
+# --- Adding up ---
+
+
+@register_jitable
+def _reduce_arrived(deal: Any) -> Any:
+    """Adds up what has come from all, in the order of the hosts, however it came: as many bytes are ready more."""
+    if word(deal, Deal.COMBINE) == 0 or not _agreed(deal):
+        return 0
+    ready, whole = word(deal, Deal.READY), word(deal, Deal.MINE_BYTES)
+    arrived = whole
+    for link in range(word(deal, Deal.LINKS)):
+        row = _row(deal, link)
+        arrived = min(arrived, word(row, LinkRow.RECEIVED) - _HEAD_BYTES)
+        if word(deal, Deal.OVERWRITES):  # what is still to leave
+            arrived = min(arrived, word(row, LinkRow.SENT) - _HEAD_BYTES)
+    arrived = arrived // word(deal, Deal.ITEM) * word(deal, Deal.ITEM)
+    if arrived <= ready or (arrived < whole and arrived - ready < word(deal, Deal.GRAIN_BYTES)):
+        return 0
+    begin = ready
+    while begin < arrived:
+        within = begin % word(deal, Deal.STAGE_BYTES)
+        length = min(arrived - begin, word(deal, Deal.STAGE_BYTES) - within)
+        if word(deal, Deal.LINKS) > 1:
+            length = min(length, _BLOCK_BYTES)
+        _reduce_block(deal, begin, within, length // word(deal, Deal.ITEM))
+        begin += length
+    set_word(deal, Deal.READY, arrived)
+    return arrived - ready
+
+
+@register_jitable
+def _source(deal: Any, host: Any, begin: Any, within: Any) -> Any:
+    """Where a host's contribution lies: our own in its tensor, the others' in the stages of their links."""
+    me = word(deal, Deal.ME)
+    if host == me:
+        return word(deal, Deal.OWN) + begin
+    return word(_row(deal, host if host < me else host - 1), LinkRow.STAGE) + within
+
+
+@register_jitable
+def _reduce_block(deal: Any, begin: Any, within: Any, count: Any) -> None:
+    """Host 0's, then host 1's and so on. Our own may lie where the result goes, so until it has been taken the sum is
+    kept in the first host's stage."""
+    hosts, target = word(deal, Deal.LINKS) + 1, word(deal, Deal.MINE) + begin
+    left = _source(deal, 0, begin, within)
+    for host in range(1, hosts):
+        last = host == hosts - 1
+        out = target if last or host >= word(deal, Deal.ME) else _source(deal, 0, begin, within)
+        function = word(deal, Deal.LAST) if last else word(deal, Deal.COMBINE)
+        call_block(function, out, left, _source(deal, host, begin, within), 0, count, word(deal, Deal.DIVISOR))
+        left = out
+
+
+# --- Ending and waiting ---
+
+
+@register_jitable
+def _all_done(deal: Any) -> Any:
+    refused = _refused(deal)
+    if not refused and (not _agreed(deal) or word(deal, Deal.READY) < word(deal, Deal.MINE_BYTES)):
+        return False
+    for link in range(word(deal, Deal.LINKS)):
+        row = _row(deal, link)
+        sent = word(row, LinkRow.SENT) - _HEAD_BYTES - word(row, LinkRow.FIRST_BYTES)
+        received = word(row, LinkRow.RECEIVED) - _HEAD_BYTES - word(row, LinkRow.ARRIVING_BYTES)
+        if not refused:
+            sent -= word(row, LinkRow.SECOND_BYTES)
+            received -= word(row, LinkRow.RESULT_BYTES)
+        if sent < 0 or received < 0:
+            return False
+    return True
+
+
+@register_jitable
+def _sleep(deal: Any) -> Any:
+    """Until a link can go on, for a bounded time."""
+    entries, count = word(deal, Deal.POLLS), word(deal, Deal.LINKS)
+    for link in range(count):
+        row = _row(deal, link)
+        _, left = _place(deal, row, word(row, LinkRow.RECEIVED))
+        events = _READABLE if left > 0 else 0
+        if word(row, LinkRow.IS_FULL):
+            events |= _WRITABLE
+        # Who is waited for in no way may have left already: poll would come back at once, again and again.
+        set_word(entries, link, word(row, LinkRow.DESCRIPTOR) | events if events else _NOBODY)
+    return poll_all(entries, count, word(deal, Deal.SLEEP_MS))
