@@ -13,11 +13,11 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from gradtide.kernels.atomics import call_block, set_word, word
+from gradtide.kernels.atomics import call_block, copy, set_word, word
 from gradtide.kernels.sockets import AGAIN, MORE, nanoseconds, poll_all, receive_some, send_some
-from gradtide.kernels.words import BROKEN, DONE, MISMATCHED, WAITING, Deal, Head, LinkRow
+from gradtide.kernels.words import BROKEN, DONE, MISMATCHED, WAITING, Deal, ExchangePlan, Head, LinkRow
 
-__all__ = ["exchange"]
+__all__ = ["exchange", "resume_exchange"]
 
 _READABLE, _WRITABLE = 1 << 32, 4 << 32  # of a pollfd as one little-endian word
 _NOBODY = 0xFFFFFFFF  # a descriptor of -1
@@ -25,8 +25,40 @@ _BLOCK_BYTES = 16 << 10  # three hosts and more: a reduction works through block
 _HEAD_BYTES = 8 * Head.WORDS
 
 
-def exchange(deal: Any) -> Any:
-    """Runs, or goes on with, what the deal says: DONE, WAITING, MISMATCHED or BROKEN."""
+def exchange(plan: Any, tensor: Any, out: Any) -> Any:
+    """Begins an exchange by a plan, on these addresses; the rest is as below."""
+    deal = word(plan, ExchangePlan.DEAL)
+    sequence = word(deal, word(plan, ExchangePlan.COUNT)) + 1
+    copy(deal, plan + 8 * ExchangePlan.TEMPLATE, 8 * word(plan, ExchangePlan.COUNT))
+    set_word(deal, word(plan, ExchangePlan.COUNT), sequence)
+    _add(deal, word(plan, ExchangePlan.TENSOR_AT), word(plan, ExchangePlan.TENSOR_COUNT), tensor)
+    _add(deal, word(plan, ExchangePlan.OUT_AT), word(plan, ExchangePlan.OUT_COUNT), out)
+    for link in range(word(deal, Deal.LINKS)):
+        head = word(_row(deal, link), LinkRow.HEAD)
+        set_word(head, Head.SEQUENCE, sequence)
+        set_word(head, Head.SIGNATURE, word(plan, ExchangePlan.SIGNATURE))
+    return _run(deal)
+
+
+def resume_exchange(deal: Any) -> Any:
+    """Goes on with it: DONE, WAITING, MISMATCHED or BROKEN."""
+    return _run(deal)
+
+
+@register_jitable
+def _add(words: Any, places: Any, count: Any, address: Any) -> None:
+    for number in range(count):
+        at = word(places, number)
+        set_word(words, at, word(words, at) + address)
+
+
+@register_jitable
+def _row(deal: Any, link: Any) -> Any:
+    return word(deal, Deal.ROWS) + 8 * LinkRow.WORDS * link
+
+
+@register_jitable
+def _run(deal: Any) -> Any:
     until = nanoseconds() + word(deal, Deal.TURN_NS)
     while True:
         moved = _move_all(deal)
@@ -40,11 +72,6 @@ def exchange(deal: Any) -> Any:
             return WAITING
         if nanoseconds() > until:
             return WAITING
-
-
-@register_jitable
-def _row(deal: Any, link: Any) -> Any:
-    return word(deal, Deal.ROWS) + 8 * LinkRow.WORDS * link
 
 
 @register_jitable

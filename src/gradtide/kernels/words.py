@@ -11,6 +11,7 @@ __all__ = [
     "MISMATCHED",
     "WAITING",
     "Deal",
+    "ExchangePlan",
     "Head",
     "Line",
     "LinkRow",
@@ -135,6 +136,20 @@ class _Deal(NamedTuple):
     WORDS: int = 24
 
 
+class _ExchangePlan(NamedTuple):
+    """What is the same at every exchange of one kind and size, as it is before addresses are known."""
+
+    DEAL: int = 0  # address of the words that an exchange works on; behind them stands how many there were
+    COUNT: int = 1  # of those words
+    SIGNATURE: int = 2
+    TENSOR_AT: int = 3  # address of the places of words that the tensor's address is added to
+    TENSOR_COUNT: int = 4
+    OUT_AT: int = 5  # and of those that the output's is
+    OUT_COUNT: int = 6
+    TEMPLATE: int = 7  # from here on: the words as they begin
+    WORDS: int = 7
+
+
 class _LinkRow(NamedTuple):
     """One link in an exchange."""
 
@@ -157,4 +172,4 @@ class _LinkRow(NamedTuple):
 
 
 Op, Line, Me, Row, Plan = _Ops(), _CounterLine(), _Me(), _Row(), _Plan()
-Head, Deal, LinkRow = _Head(), _Deal(), _LinkRow()
+Head, Deal, LinkRow, ExchangePlan = _Head(), _Deal(), _LinkRow(), _ExchangePlan()

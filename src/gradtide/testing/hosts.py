@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces joined by a wire of a given rate. Needs root, ip and tc (iproute2)."""
+"""Hosts on one machine: network namespaces joined by wires of a given rate. Needs root, ip and tc (iproute2)."""
 
 import os
 import shutil
@@ -8,49 +8,79 @@ from contextlib import ExitStack, contextmanager
 
 from gradtide.errors import ConfigError
 
-__all__ = ["ADDRESSES", "INTERFACES", "cut_wire", "two_hosts"]
+__all__ = ["ADDRESSES", "INTERFACES", "cut_wire", "several_hosts", "two_hosts"]
 
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
-INTERFACES = ("gt0", "gt1")
+_MOST = 8
+ADDRESSES = tuple(f"10.77.0.{number + 1}" for number in range(_MOST))
+INTERFACES = tuple(f"gt{number}" for number in range(_MOST))
 
 
 @contextmanager
 def two_hosts(rate: str = "160mbit", queue: str = "200ms") -> Iterator[tuple[list[str], list[str]]]:
-    """For each host, what to put before a command to run it there. `rate` is tc's: 160mbit, 1gbit."""
+    """For each host, what to put before a command to run it there. `rate` is tc's: 160mbit, 1gbit; "": as it is."""
+    with several_hosts(2, rate, queue) as (one, other):
+        yield one, other
+
+
+@contextmanager
+def several_hosts(count: int, rate: str = "160mbit", queue: str = "200ms") -> Iterator[list[list[str]]]:
+    """The same for so many: two are joined by one wire, more by a switch."""
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         raise ConfigError("two hosts need root, and ip and tc (iproute2); run it as root, or on two machines")
-    names = [f"gradtide-{os.getpid()}-{number}" for number in range(2)]
+    names = [f"gradtide-{os.getpid()}-{number}" for number in range(count)]
     with ExitStack() as stack:
         try:
             for name in names:
-                _run("ip", "netns", "add", name)
-                stack.callback(_run, "ip", "netns", "del", name)
-            ends = [part for end in zip(INTERFACES, names, strict=True) for part in ("name", end[0], "netns", end[1])]
-            _run("ip", "link", "add", *ends[:4], "type", "veth", "peer", *ends[4:])
-            for name, address, interface in zip(names, ADDRESSES, INTERFACES, strict=True):
+                _add(stack, name)
+            _join_two(names) if count == 2 else _join_by_switch(stack, names)
+            for name, address, interface in zip(names, ADDRESSES, INTERFACES, strict=False):
                 inside = ("ip", "netns", "exec", name)
                 _run(*inside, "ip", "addr", "add", f"{address}/24", "dev", interface)
                 _run(*inside, "ip", "link", "set", interface, "up")
                 _run(*inside, "ip", "link", "set", "lo", "up")
-                limit = ("tbf", "rate", rate, "burst", "32kb" if rate.endswith("mbit") else "256kb", "latency", queue)
-                _run(*inside, "tc", "qdisc", "add", "dev", interface, "root", *limit)
+                if rate:
+                    burst = "32kb" if rate.endswith("mbit") else "256kb"
+                    limit = ("tbf", "rate", rate, "burst", burst, "latency", queue)
+                    _run(*inside, "tc", "qdisc", "add", "dev", interface, "root", *limit)
         except subprocess.CalledProcessError as error:
             raise ConfigError(
                 f"two hosts can't be made here ({error.stderr.strip()}); network namespaces are needed"
             ) from None
-        yield ["ip", "netns", "exec", names[0]], ["ip", "netns", "exec", names[1]]
+        yield [["ip", "netns", "exec", name] for name in names]
+
+
+def _add(stack: ExitStack, name: str) -> None:
+    _run("ip", "netns", "add", name)
+    stack.callback(_run, "ip", "netns", "del", name)
+
+
+def _join_two(names: Sequence[str]) -> None:
+    ends = [part for end in zip(INTERFACES, names, strict=False) for part in ("name", end[0], "netns", end[1])]
+    _run("ip", "link", "add", *ends[:4], "type", "veth", "peer", *ends[4:])
+
+
+def _join_by_switch(stack: ExitStack, names: Sequence[str]) -> None:
+    """A bridge in a namespace of its own."""
+    switch = f"{names[0]}-switch"
+    _add(stack, switch)
+    _run("ip", "-n", switch, "link", "add", "switch", "type", "bridge")
+    _run("ip", "-n", switch, "link", "set", "switch", "up")
+    for name, interface in zip(names, INTERFACES, strict=False):
+        port = ("name", f"to-{interface}", "netns", switch)
+        _run("ip", "link", "add", "name", interface, "netns", name, "type", "veth", "peer", *port)
+        _run("ip", "-n", switch, "link", "set", port[1], "master", "switch", "up")
 
 
 @contextmanager
 def cut_wire(names: Sequence[str]) -> Iterator[None]:
     """Nothing arrives any more between the two hosts of these names, and neither is told: frames go to nobody."""
-    for name, address, interface in zip(names, reversed(ADDRESSES), INTERFACES, strict=True):
+    for name, address, interface in zip(names, reversed(ADDRESSES[:2]), INTERFACES, strict=False):
         nobody = ("lladdr", "02:00:00:00:00:99", "dev", interface, "nud", "permanent")
         _run("ip", "-n", name, "neigh", "replace", address, *nobody)
     try:
         yield
     finally:
-        for name, address, interface in zip(names, reversed(ADDRESSES), INTERFACES, strict=True):
+        for name, address, interface in zip(names, reversed(ADDRESSES[:2]), INTERFACES, strict=False):
             _run("ip", "-n", name, "neigh", "del", address, "dev", interface)
 
 

@@ -5,6 +5,7 @@ job's secret. Between machines it is encrypted, unless both ends were told that 
 machine (loopback) it is not, unless the address says `tls:`.
 """
 
+import contextlib
 import os
 import socket
 import time
@@ -17,7 +18,18 @@ from gradtide.transport.handshake import ANSWER_BYTES, GREETING_BYTES, VERSION, 
 from gradtide.transport.keys import Credentials
 from gradtide.transport.tls import NO_CERTIFICATE, TlsEnd, call_tls
 
-__all__ = ["HANDSHAKE_S", "Address", "Line", "dial", "is_loopback", "listen", "parse_address", "same_user", "tune"]
+__all__ = [
+    "HANDSHAKE_S",
+    "Address",
+    "Line",
+    "dial",
+    "is_loopback",
+    "listen",
+    "parse_address",
+    "same_user",
+    "set_congestion",
+    "tune",
+]
 
 HANDSHAKE_S = 5.0
 _WIRE_OPTIONS = (
@@ -73,14 +85,19 @@ def parse_address(text: str) -> Address:
 
 
 def dial(
-    address: Address, credentials: Credentials, role: str, timeout_s: float = HANDSHAKE_S, memory: int = -1
+    address: Address,
+    credentials: Credentials,
+    role: str,
+    timeout_s: float = HANDSHAKE_S,
+    memory: int = -1,
+    congestion: str = "",
 ) -> Line:
     """A connected socket whose other end has proven that it belongs to this job.
 
-    `memory` is a descriptor to hand over at a UNIX socket: see shared_ring.py.
+    `memory` is a descriptor to hand over at a UNIX socket: see shared_ring.py. `congestion`: see set_congestion.
     """
     deadline_s = time.monotonic() + timeout_s
-    sock = _connect(address, timeout_s)
+    sock = _connect(address, timeout_s, congestion)
     try:
         if address.path and not same_user(sock):
             raise AuthenticationError(f"another user listens at {address}; connect to a socket of your own")
@@ -180,13 +197,18 @@ def _encrypts(sock: socket.socket, address: Address, credentials: Credentials) -
     return address.tls or not (credentials.insecure_network or is_loopback(str(sock.getpeername()[0])))
 
 
-def _connect(address: Address, timeout_s: float) -> socket.socket:
+def _connect(address: Address, timeout_s: float, congestion: str) -> socket.socket:
     sock = None
     try:
         if address.path:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.settimeout(timeout_s)
             sock.connect(address.path)
+        elif congestion:
+            sock = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
+            set_congestion(sock, congestion)
+            sock.settimeout(timeout_s)
+            sock.connect((address.host, address.port))
         else:
             sock = socket.create_connection((address.host, address.port), timeout_s)
     except OSError as error:
@@ -201,6 +223,13 @@ def _connect(address: Address, timeout_s: float) -> socket.socket:
 def same_user(sock: socket.socket) -> bool:
     """Whether the process at the other end of a UNIX socket is of our user, or root."""
     return user_of(sock) in (0, os.getuid())
+
+
+def set_congestion(sock: socket.socket, name: str) -> None:
+    """By which of the kernel's ways it avoids congestion: "cubic", "bbr". To be said before it is connected, or of who
+    listens: once BBR has begun to pace a connection by timers, that stays."""
+    with contextlib.suppress(OSError):  # a system need not have it, or allow it
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
 
 
 def tune(sock: socket.socket) -> None:

@@ -25,7 +25,7 @@ from gradtide.environment import read_environment
 from gradtide.errors import AuthenticationError, CommunicationError, ConfigError, PeerTimeout
 from gradtide.processes.ready import can_read
 from gradtide.processes.wake import WakePipe
-from gradtide.transport.authenticate import Address, dial, tune
+from gradtide.transport.authenticate import Address, dial, set_congestion, tune
 from gradtide.transport.handshake import Handshake
 from gradtide.transport.hosts import read_key
 from gradtide.transport.keys import Credentials, Key, read_credentials
@@ -164,21 +164,24 @@ def join_lifelines(store: Any, rank: int, size: int, address: str, timeout_s: fl
 
 
 def connect_ranks(
-    store: Any, purpose: str, rank: int, ranks: Sequence[int], address: str, timeout_s: float
+    store: Any, purpose: str, rank: int, ranks: Sequence[int], address: str, timeout_s: float, congestion: str = ""
 ) -> dict[int, socket.socket]:
     """A socket between each two of these ranks, of which this is one: everybody listens at its address, dials the ranks
-    below it and lets in those above."""
+    below it and lets in those above. congestion: see authenticate.py; "": as the system does it."""
     deadline_s = time.monotonic() + timeout_s
     credentials = _credentials(store, rank, timeout_s)
     lines: dict[int, socket.socket] = {}
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.create_server((address, 0), family=family, backlog=len(ranks) + 8) as listener:
+            if congestion:
+                set_congestion(listener, congestion)
             store.set(f"{purpose}/{rank}", f"{listener.getsockname()[1]} {address}")
             for other in (other for other in ranks if other < rank):
                 port, host = read_key(store, f"{purpose}/{other}", other, timeout_s).split(" ")
                 remaining = max(0.001, deadline_s - time.monotonic())
-                lines[other] = dial(Address(host=host, port=int(port)), credentials, "rank", remaining).sock
+                where = Address(host=host, port=int(port))
+                lines[other] = dial(where, credentials, "rank", remaining, congestion=congestion).sock
                 lines[other].sendall(_RANK.pack(rank))
             missing = {other for other in ranks if other > rank}
             lines.update(_Door(listener, credentials).admitted(missing, deadline_s, timeout_s))

@@ -53,7 +53,7 @@ class Group:
         self._host = backend if isinstance(backend, OneHost) else backend.host
         self._calls = Calls(name, backend, timeout_s)
         self.messages = Messages(backend, self._calls)
-        self._plans, self._all_reduce_now = self._calls.plans, self._host.all_reduce_now
+        self._plans, self._all_reduce_now = self._calls.plans, backend.all_reduce_now
         self._enter, self._leave = self._calls.lane.enter, self._calls.lane.leave
         self._chosen: dict[tuple[str | Path, int], Schedule] = {}
 
@@ -130,23 +130,24 @@ class Group:
         """The next of its kind goes the shortest way. Not a single number: it may be contiguous and yet have to be
         negated when it is read (the imaginary part of a conjugate)."""
         key, backend = (how.name, tensor.dtype, tensor.shape), self._backend
-        if key in self._plans or not isinstance(backend, OneHost) or how.blocks is None or tensor.numel() == 1:
+        if key in self._plans or how.blocks is None or tensor.numel() == 1:
             return
-        self._calls.remember(key, backend.plan(signature, tensor.numel(), how))
+        if (plan := backend.plan(signature, tensor.numel(), how)) is not None:
+            self._calls.remember(key, plan)
 
     def _in_turn(self, plan: AllReduce, tensor: Tensor, async_op: bool, timeout_s: float | None) -> Any:
         """By a plan too, but not right now: in the background, or after what is there."""
         memory = tensor.detach()  # as it is now, whatever becomes of the tensor
 
         def work(call: Call) -> Tensor:
-            self._host.run(plan, memory, call.timeout_s)
+            self._backend.run(plan, memory, call.timeout_s)
             return tensor
 
         return self._calls.run(plan.signature, work, async_op, timeout_s)
 
     def _finish(self, plan: AllReduce, tensor: Tensor, code: int, timeout_s: float | None) -> None:
         limit = self.timeout_s if timeout_s is None else timeout_s
-        self._calls.guarded(lambda: self._host.finish(plan, tensor, code, limit))
+        self._calls.guarded(lambda: self._backend.finish(plan, tensor, code, limit))
 
     def _run_schedule(
         self, tensor: Tensor, how: Reduction, strategy: Strategy, async_op: bool, timeout_s: float | None

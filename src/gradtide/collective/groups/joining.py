@@ -68,7 +68,7 @@ def join_store(
         gloo = open_gloo(store, rank, size, found, timeout_s)
         lines = join_lifelines(store, rank, size, found, timeout_s)
         leads = rank == hosts.leaders[rank]
-        sockets = connect_leaders(store, rank, leaders, found, timeout_s) if leads else {}
+        sockets = connect_leaders(store, rank, leaders, found, lines, timeout_s) if leads else {}
     except BaseException:
         host.in_good_order = False
         host.close()

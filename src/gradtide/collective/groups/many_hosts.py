@@ -14,13 +14,14 @@ import torch
 from gradtide.collective.executors.gloo import Gloo
 from gradtide.collective.executors.torch_wire import MessageWire
 from gradtide.collective.host.announcement import Announcement
-from gradtide.collective.host.one_host import Call, OneHost
+from gradtide.collective.host.one_host import AllReduce, Call, OneHost
 from gradtide.collective.host.rank_watch import RankWatch
 from gradtide.collective.host.reductions import Reduction, reduction
-from gradtide.collective.host.signature import sign
+from gradtide.collective.host.signature import Signature, sign
 from gradtide.collective.links.far import TEXT_BYTES, Far
 from gradtide.collective.links.links import Disagreement
 from gradtide.errors import Mismatch
+from gradtide.kernels import DONE
 from gradtide.transport.hosts import Hosts
 
 __all__ = ["Between", "ManyHosts"]
@@ -138,6 +139,34 @@ class ManyHosts:
             self._far.all_reduce(call, tensor, how)
         if not self._alone:
             self.host.broadcast(call, tensor, 0)
+
+    # The short way, for a rank that is alone on its host: one compiled call, as OneHost's.
+
+    def plan(self, signature: Signature, count: int, how: Reduction) -> AllReduce | None:
+        if not self._alone or self._far is None:
+            return None
+        prepared = self._far.plan_all_reduce(signature, count * how.item_bytes, how)
+        return AllReduce(prepared.address, signature, prepared.words, prepared)
+
+    def all_reduce_now(self, plan: int, tensor: int) -> int:
+        assert self._far is not None
+        self.watch.enter()
+        code = self._far.links.begin(plan, tensor)
+        if code == DONE:
+            self.watch.finish()
+        return code
+
+    def run(self, plan: AllReduce, tensor: torch.Tensor, timeout_s: float) -> None:
+        code = self.all_reduce_now(plan.address, tensor.data_ptr())
+        if code != DONE:
+            self.finish(plan, tensor, code, timeout_s)
+
+    def finish(self, plan: AllReduce, tensor: torch.Tensor, code: int, timeout_s: float) -> None:
+        """Sees one that did not end at once to its end."""
+        assert self._far is not None
+        call = Call(plan.signature, timeout_s)
+        with self.watch.during(plan.signature.text, timeout_s, entered=True), self._explaining(call):
+            self._far.links.finish(code)
 
     def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> None:
         with self._checked(call):

@@ -45,6 +45,7 @@ class AllReduce:
     address: int
     signature: Signature
     words: npt.NDArray[np.int64]  # what is at the address
+    keeps: object = None  # what else must live as long
 
 
 class OneHost:

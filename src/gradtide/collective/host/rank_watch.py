@@ -46,10 +46,13 @@ class RankWatch:
         self._lines.start()
 
     @contextmanager
-    def during(self, what: str, timeout_s: float) -> Iterator[None]:
-        """While a collective runs. It begins when everybody has entered it, which must be within the timeout."""
+    def during(self, what: str, timeout_s: float, *, entered: bool = False) -> Iterator[None]:
+        """While a collective runs. It begins when everybody has entered it, which must be within the timeout.
+
+        entered: by enter(), already.
+        """
         with self._news:
-            self._entered += 1
+            self._entered += not entered
             self._what, self._timeout_s, self._deadline = what, timeout_s, time.monotonic() + timeout_s
             self._notice_at = time.monotonic() + self.notice_s
         try:
@@ -64,6 +67,15 @@ class RankWatch:
             raise
         finally:
             self._what = ""
+
+    def enter(self) -> None:
+        """The short way into a collective that mostly ends at once: then finish(), else during(). What happens to other
+        ranks before that is noticed there."""
+        self._entered += 1
+
+    def finish(self) -> None:
+        self._finished = self._entered
+        self._moved += 1
 
     @property
     def in_collective(self) -> bool:

@@ -1,13 +1,12 @@
 """How the leaders of hosts get their links: TCP, and each end proves to the other that it knows the job's secret."""
 
-import contextlib
 import socket
 import struct
 from collections.abc import Sequence
 from typing import Any
 
 from gradtide.collective.host.rank_watch import RankWatch
-from gradtide.collective.links.links import Links
+from gradtide.collective.links.links import HostLinks
 from gradtide.transport.lifelines import connect_ranks
 
 __all__ = ["connect_leaders", "open_links"]
@@ -17,29 +16,29 @@ _NEAR_US = 2000
 
 
 def connect_leaders(
-    store: Any, rank: int, leaders: Sequence[int], address: str, timeout_s: float
+    store: Any, rank: int, leaders: Sequence[int], address: str, lines: dict[int, socket.socket], timeout_s: float
 ) -> dict[int, socket.socket]:
-    """For a leader: a socket to each other one."""
-    sockets = connect_ranks(store, "link", rank, leaders, address, timeout_s)
+    """For a leader: a socket to each other one. lines: its lifelines, which tell how far they are.
+
+    Where the system's way to avoid congestion is BBR, it spreads packets by timers. That is for long wires; on one of
+    microseconds it cost half of the goodput (16 MB all-reduced between two namespaces on a busy machine: 28 to 38 ms
+    with BBR, 10 to 23 without). So hosts that are near each other use what Linux does by default.
+    """
+    near = all(_is_near(lines[other]) for other in leaders if other != rank)
+    sockets = connect_ranks(store, "link", rank, leaders, address, timeout_s, "cubic" if near else "")
     for link in sockets.values():
-        _tune(link)
+        # Bulk waits in a link for as long as the other end computes, which is no reason for the kernel to give it up:
+        # that a wire or a host is dead, the lifelines notice.
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
     return sockets
 
 
-def open_links(rank: int, leaders: Sequence[int], sockets: dict[int, socket.socket], watch: RankWatch) -> Links:
-    return Links(leaders.index(rank), leaders, [sockets[other] for other in leaders if other != rank], watch)
+def open_links(rank: int, leaders: Sequence[int], sockets: dict[int, socket.socket], watch: RankWatch) -> HostLinks:
+    others = [sockets[other] for other in leaders if other != rank]
+    return HostLinks(leaders.index(rank), leaders, others, watch)
 
 
-def _tune(link: socket.socket) -> None:
-    """Bulk waits in a link for as long as the other end computes, which is no reason to give it up: that a wire or a
-    host is dead, the lifelines notice.
-
-    Where the system's way to avoid congestion is BBR, it spreads packets by timers. That is for long wires; on one of
-    microseconds it cost half of the goodput (16 MB all-reduced between two namespaces: 22 to 30 ms with BBR, 11 to 16
-    without). So near ends use what Linux has by default.
-    """
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
-    info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    if len(info) >= _MIN_RTT + 4 and struct.unpack_from("<I", info, _MIN_RTT)[0] < _NEAR_US:
-        with contextlib.suppress(OSError):  # a system may not allow it
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+def _is_near(line: socket.socket) -> bool:
+    """By the shortest round trip so far."""
+    info = line.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    return len(info) >= _MIN_RTT + 4 and struct.unpack_from("<I", info, _MIN_RTT)[0] < _NEAR_US

@@ -10,11 +10,12 @@ import torch
 from gradtide.collective.host.one_host import Call
 from gradtide.collective.host.prepare import as_bytes
 from gradtide.collective.host.reductions import Reduction, combine
-from gradtide.collective.host.signature import sign
+from gradtide.collective.host.signature import Signature, sign
 from gradtide.collective.links import operations
-from gradtide.collective.links.links import Links, Prepared
-from gradtide.collective.links.parts import Base, Blocks, Layout, Place
+from gradtide.collective.links.links import HostLinks, Prepared
+from gradtide.collective.links.parts import Adding, Base, Exchange, Extent
 from gradtide.even_share import even_share
+from gradtide.kernels import ExchangePlan
 
 __all__ = ["TEXT_BYTES", "Far"]
 
@@ -28,7 +29,7 @@ _NOTHING_ALIKE = sign("nothing: ranks of one host disagree")
 class Far:
     """This host's side of every collective between hosts. `ranks` is how many ranks there are in all, for means."""
 
-    def __init__(self, links: Links, ranks: int) -> None:
+    def __init__(self, links: HostLinks, ranks: int) -> None:
         self.links, self.me, self.hosts, self._ranks = links, links.me, links.hosts, ranks
         self._prepared: dict[Hashable, Prepared] = {}
 
@@ -36,29 +37,34 @@ class Far:
         self.links.run(call, self._get("barrier", lambda: operations.all_gather(self.me, _at(0, 0), self._rows(0))), 0)
 
     def all_reduce(self, call: Call, tensor: Tensor, how: Reduction) -> None:
-        size_bytes = tensor.numel() * how.item_bytes
         if how.blocks is None:
             return self._all_reduce_by_torch(call, tensor, how)
-        prepared = self._prepared.get(key := ("all_reduce", size_bytes, how.name, how.dtype))
-        if prepared is None:
-            blocks = self._blocks(how)
-            layout = operations.all_reduce(self.me, self.hosts, size_bytes, how.item_bytes, blocks)
-            prepared = self._get(key, lambda: layout)
+        key = "all_reduce", tensor.nbytes, how.name, how.dtype
+        prepared = self._prepared.get(key) or self._get(key, lambda: self._all_reduce(tensor.nbytes, how))
         return self.links.run(call, prepared, tensor.data_ptr())
+
+    def plan_all_reduce(self, signature: Signature, size_bytes: int, how: Reduction) -> Prepared:
+        """For links.begin: an all-reduce that kernels can do."""
+        prepared = self.links.prepare(self._all_reduce(size_bytes, how))
+        prepared.words[ExchangePlan.SIGNATURE] = signature.number
+        return prepared
+
+    def _all_reduce(self, size_bytes: int, how: Reduction) -> Exchange:
+        return operations.all_reduce(self.me, self.hosts, size_bytes, how.item_bytes, self._blocks(how))
 
     def reduce_scatter(self, call: Call, rows: Tensor, counts: Sequence[int], out: Tensor, how: Reduction) -> None:
         """The first counts[0] rows are host 0's, and so on; the reduction of ours goes to out."""
         places = _cut(rows, counts, Base.TENSOR)
         if how.blocks is None:
             arrived = out.new_empty((self.hosts, *out.shape))
-            arriving = [Place(Base.OUT, host * out.nbytes, out.nbytes) for host in range(self.hosts)]
+            arriving = [Extent(Base.OUT, host * out.nbytes, out.nbytes) for host in range(self.hosts)]
             layout = operations.all_to_all(self.me, places, arriving)
             self.links.run(call, self.links.prepare(layout), rows.data_ptr(), arrived.data_ptr())
             begin = sum(counts[: self.me])
             arrived[self.me] = rows[begin : begin + counts[self.me]]
             return self._reduce(how, out, arrived)
         key = "reduce_scatter", tuple(counts), rows.nbytes, how.name, how.dtype
-        whole, blocks = Place(Base.OUT, 0, out.nbytes), self._blocks(how)
+        whole, blocks = Extent(Base.OUT, 0, out.nbytes), self._blocks(how)
         prepared = self._get(key, lambda: operations.reduce_scatter(self.me, places, whole, blocks))
         return self.links.run(call, prepared, rows.data_ptr(), out.data_ptr())
 
@@ -100,7 +106,7 @@ class Far:
 
     # --- How ---
 
-    def _get(self, key: Hashable, layout: Callable[[], Layout]) -> Prepared:
+    def _get(self, key: Hashable, layout: Callable[[], Exchange]) -> Prepared:
         found = self._prepared.get(key)
         if found is None:
             if len(self._prepared) >= _REMEMBERED:
@@ -108,11 +114,11 @@ class Far:
             found = self._prepared[key] = self.links.prepare(layout())
         return found
 
-    def _blocks(self, how: Reduction) -> Blocks:
+    def _blocks(self, how: Reduction) -> Adding:
         assert how.blocks is not None
-        return Blocks(how.blocks.combine, how.blocks.last, how.blocks.item_bytes, self._ranks)
+        return Adding(how.blocks.combine, how.blocks.last, how.blocks.item_bytes, self._ranks)
 
-    def _rows(self, size_bytes: int) -> list[Place]:
+    def _rows(self, size_bytes: int) -> list[Extent]:
         return [_at(host * size_bytes, size_bytes) for host in range(self.hosts)]
 
     def _all_reduce_by_torch(self, call: Call, tensor: Tensor, how: Reduction) -> None:
@@ -131,18 +137,18 @@ class Far:
         out.copy_(arrived[0])
 
 
-def _at(offset: int, size_bytes: int) -> Place:
-    return Place(Base.TENSOR, offset, size_bytes)
+def _at(offset: int, size_bytes: int) -> Extent:
+    return Extent(Base.TENSOR, offset, size_bytes)
 
 
-def _cut(rows: Tensor, counts: Sequence[int], base: Base) -> list[Place]:
+def _cut(rows: Tensor, counts: Sequence[int], base: Base) -> list[Extent]:
     """Where each host's rows lie."""
     row_bytes, begin, places = rows.nbytes // max(1, len(rows)), 0, []
     for count in counts:
-        places.append(Place(base, begin * row_bytes, count * row_bytes))
+        places.append(Extent(base, begin * row_bytes, count * row_bytes))
         begin += count
     return places
 
 
-def _bytes_at(tensor: Tensor, place: Place) -> Tensor:
+def _bytes_at(tensor: Tensor, place: Extent) -> Tensor:
     return as_bytes(tensor)[place.offset : place.offset + place.size_bytes]

@@ -18,18 +18,18 @@ import numpy.typing as npt
 
 from gradtide.collective.host.one_host import Call
 from gradtide.collective.host.rank_watch import RankWatch
-from gradtide.collective.links.parts import Base, Layout, Part, Place
+from gradtide.collective.links.parts import Base, Exchange, Extent, LinkPart
 from gradtide.errors import CommunicationError, PeerLost, PeerTimeout
-from gradtide.kernels import BROKEN, DONE, KERNELS, WAITING, Deal, Head, LinkRow
+from gradtide.kernels import BROKEN, DONE, KERNELS, WAITING, Deal, ExchangePlan, Head, LinkRow
 
-__all__ = ["Disagreement", "Links", "Prepared", "shut"]
+__all__ = ["Disagreement", "HostLinks", "Prepared", "shut"]
 
 Words = npt.NDArray[np.int64]
 _STAGE_BYTES = 1 << 20  # of each link: what has come and waits to be added up stays in the cache
 _GRAIN_BYTES = 32 << 10
 _MOST_BYTES = 1 << 20
 _SLEEP_MS, _TURN_NS = 100, 100_000_000
-_alive: "weakref.WeakSet[Links]" = weakref.WeakSet()
+_alive: "weakref.WeakSet[HostLinks]" = weakref.WeakSet()
 
 
 class Disagreement(Exception):
@@ -38,14 +38,17 @@ class Disagreement(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A layout as the words that the kernel takes, but for addresses and numbers that are new each time."""
+    """An exchange as the words that the kernel takes; all but addresses, which are new each time."""
 
-    words: Words
-    at_tensor: Words  # indices of words that the tensor's address is added to
-    at_out: Words
+    words: Words  # of a plan
+    places: tuple[Words, Words]  # what it refers to
+
+    @property
+    def address(self) -> int:
+        return int(self.words.ctypes.data)
 
 
-class Links:
+class HostLinks:
     """This host's link to every other, for one exchange at a time."""
 
     def __init__(self, me: int, ranks: Sequence[int], sockets: Sequence[socket.socket], watch: RankWatch) -> None:
@@ -57,38 +60,37 @@ class Links:
         self._rows = Deal.WORDS
         self._heads = self._rows + len(sockets) * LinkRow.WORDS
         self._polls = self._heads + 2 * len(sockets) * Head.WORDS
-        self._words = np.zeros(self._polls + len(sockets), np.int64)
-        self._at_sequence = self._heads + Head.WORDS * np.arange(len(sockets)) + Head.SEQUENCE
-        self._at_signature = self._at_sequence + Head.SIGNATURE - Head.SEQUENCE
-        self._sequence, self._address, self._turn = 0, self._words.ctypes.data, threading.Lock()
-        self._exchange = KERNELS.EXCHANGE.entry
+        self._words = np.zeros(self._polls + len(sockets) + 1, np.int64)  # and how many exchanges there were
+        self._address, self._turn = int(self._words.ctypes.data), threading.Lock()
+        self._exchange, self._resume = KERNELS.EXCHANGE.entry, KERNELS.RESUME_EXCHANGE.entry
         for link in self._sockets:
             link.setblocking(False)
         _alive.add(self)
 
     def run(self, call: Call, prepared: Prepared, tensor: int, out: int = 0) -> None:
         """One exchange; tensor and out are addresses."""
-        words = self._words
-        self._sequence += 1
-        words[:] = prepared.words
-        words[prepared.at_tensor] += tensor
-        words[prepared.at_out] += out
-        words[self._at_sequence] = self._sequence
-        words[self._at_signature] = call.signature.number
-        code = self._go_on()
+        prepared.words[ExchangePlan.SIGNATURE] = call.signature.number
+        code = self.begin(prepared.address, tensor, out)
         if code != DONE:
-            self._finish(code)
+            self.finish(code)
         self._watch.moved()
 
-    def _go_on(self) -> int:
+    def begin(self, plan: int, tensor: int, out: int = 0) -> int:
         """A turn of the compiled exchange. Descriptors must not be closed under it: their numbers would soon be those
         of other files."""
+        self._turn.acquire()
+        try:
+            return self._exchange(plan, tensor, out) if self._sockets else BROKEN
+        finally:
+            self._turn.release()
+
+    def _go_on(self) -> int:
         with self._turn:
             if not self._sockets:
                 raise CommunicationError("the group was closed during an operation; wait for what you ask for")
-            return int(self._exchange(self._address))
+            return int(self._resume(self._address))
 
-    def _finish(self, code: int) -> None:
+    def finish(self, code: int) -> None:
         """Sees an exchange that did not end at once to its end."""
         words, moved = self._words, 0
         deadline = time.monotonic() + self._watch.remaining_s()
@@ -129,11 +131,11 @@ class Links:
 
     # --- From layouts to words ---
 
-    def prepare(self, layout: Layout) -> Prepared:
-        words, bases = np.zeros_like(self._words), np.zeros_like(self._words)
+    def prepare(self, layout: Exchange) -> Prepared:
+        words, bases = np.zeros((2, len(self._words) - 1), np.int64)
         share, blocks, address = layout.share, layout.share.blocks, self._address
 
-        def put(at: int, place: Place) -> None:
+        def put(at: int, place: Extent) -> None:
             words[at], bases[at] = place.offset, place.base
 
         words[Deal.LINKS], words[Deal.ROWS] = len(layout.parts), address + 8 * self._rows
@@ -152,9 +154,14 @@ class Links:
             words[Deal.READY] = share.mine.size_bytes
         for link, part in enumerate(layout.parts):
             self._prepare_link(link, part, words, bases)
-        return Prepared(words, np.flatnonzero(bases == Base.TENSOR), np.flatnonzero(bases == Base.OUT))
+        return self._plan(words, np.flatnonzero(bases == Base.TENSOR), np.flatnonzero(bases == Base.OUT))
 
-    def _prepare_link(self, link: int, part: Part, words: Words, bases: Words) -> None:
+    def _plan(self, words: Words, tensor: Words, out: Words) -> Prepared:
+        places = tensor.ctypes.data, len(tensor), out.ctypes.data, len(out)
+        plan = np.array([self._address, len(words), 0, *places], np.int64)
+        return Prepared(np.concatenate([plan, words]), (tensor, out))
+
+    def _prepare_link(self, link: int, part: LinkPart, words: Words, bases: Words) -> None:
         row, address = self._rows + link * LinkRow.WORDS, self._address
         head, heard = (self._heads + Head.WORDS * (link + n * len(self._sockets)) for n in (0, 1))
         words[row + LinkRow.DESCRIPTOR] = self._sockets[link].fileno()

@@ -8,7 +8,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["NOTHING", "Base", "Blocks", "Layout", "Part", "Place", "Share"]
+__all__ = ["NOTHING", "Adding", "Base", "Exchange", "Extent", "HostShare", "LinkPart"]
 
 
 class Base(enum.IntEnum):
@@ -20,7 +20,7 @@ class Base(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Extent:
     """So many bytes, so far into a tensor."""
 
     base: Base
@@ -28,11 +28,11 @@ class Place:
     size_bytes: int
 
 
-NOTHING = Place(Base.NONE, 0, 0)
+NOTHING = Extent(Base.NONE, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class Adding:
     """What adds up: addresses of compiled blocks, as kernels/arithmetic.py writes them."""
 
     combine: int
@@ -42,30 +42,30 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class HostShare:
     """This host's own share of the result: what it is made of, and where it goes."""
 
-    mine: Place = NOTHING
-    own: Place = NOTHING  # this host's contribution
-    blocks: Blocks | None = None  # None: nothing is added up
+    mine: Extent = NOTHING
+    own: Extent = NOTHING  # this host's contribution
+    blocks: Adding | None = None  # None: nothing is added up
     follows: int | None = None  # the host that sends it to us
     overwrites: bool = False  # whether it goes where first parts leave from
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LinkPart:
     """What one link carries."""
 
-    first: Place = NOTHING  # leaves at once
+    first: Extent = NOTHING  # leaves at once
     second_bytes: int = 0  # of this host's share, that leave as they get ready
-    arriving: Place = NOTHING  # the other's first part; of base NONE: to be added up
-    result: Place = NOTHING  # the other's share
+    arriving: Extent = NOTHING  # the other's first part; of base NONE: to be added up
+    result: Extent = NOTHING  # the other's share
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Exchange:
     """A whole exchange, as one host sees it. parts has one for each other host, in their order."""
 
     me: int
-    parts: Sequence[Part]
-    share: Share = field(default_factory=Share)
+    parts: Sequence[LinkPart]
+    share: HostShare = field(default_factory=HostShare)
