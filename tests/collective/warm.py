@@ -10,6 +10,8 @@ from gradtide.kernels import KERNELS
 
 for kernel in (KERNELS.STEP, KERNELS.ALL_REDUCE, KERNELS.REDUCE, KERNELS.RAISE, KERNELS.SPIN, KERNELS.BEFORE_SLEEP):
     assert kernel.entry
+for kernel in (KERNELS.EXCHANGE, KERNELS.RESUME_EXCHANGE):
+    assert kernel.entry
 for dtype in DTYPES:
     for name in reductions_of(dtype):
         assert reduction(name, dtype).blocks is None or all(reduction(name, dtype).blocks)

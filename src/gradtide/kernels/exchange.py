@@ -178,7 +178,8 @@ def _place(deal: Any, row: Any, received: Any) -> Any:
     if _refused(deal) or word(row, LinkRow.DIFFERS):
         return word(row, LinkRow.STAGE), min(first - come, word(deal, Deal.STAGE_BYTES))
     if come >= first:
-        left = word(row, LinkRow.RESULT_BYTES) - (come - first)
+        # Before all are heard, what follows may as well be the other end's next exchange, after a mismatch.
+        left = word(row, LinkRow.RESULT_BYTES) - (come - first) if _agreed(deal) else 0
         return word(row, LinkRow.RESULT) + come - first, left
     if word(row, LinkRow.ARRIVING):
         return word(row, LinkRow.ARRIVING) + come, first - come

@@ -1,5 +1,6 @@
 """Hosts on one machine: network namespaces joined by wires of a given rate. Needs root, ip and tc (iproute2)."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from gradtide.errors import ConfigError
 __all__ = ["ADDRESSES", "INTERFACES", "cut_wire", "several_hosts", "two_hosts"]
 
 _MOST = 8
+_made = itertools.count()
 ADDRESSES = tuple(f"10.77.0.{number + 1}" for number in range(_MOST))
 INTERFACES = tuple(f"gt{number}" for number in range(_MOST))
 
@@ -27,7 +29,8 @@ def several_hosts(count: int, rate: str = "160mbit", queue: str = "200ms") -> It
     """The same for so many: two are joined by one wire, more by a switch."""
     if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
         raise ConfigError("two hosts need root, and ip and tc (iproute2); run it as root, or on two machines")
-    names = [f"gradtide-{os.getpid()}-{number}" for number in range(count)]
+    made = next(_made)
+    names = [f"gradtide-{os.getpid()}-{made}-{number}" for number in range(count)]
     with ExitStack() as stack:
         try:
             for name in names:

@@ -230,17 +230,18 @@ class ManyHosts:
         """From host to host goes a block of rows: for each rank there, from each rank here."""
         with self._checked(call):
             row, ranks = tensor.shape[1:], len(self._here)
-            rows = self._by_host(tensor)
-            if not self._alone:
-                gathered = tensor.new_empty((ranks, *tensor.shape))
-                self.host.gather(call, rows, gathered if self._far is not None else None)
-                blocks = gathered.split(self._counts, 1)
-                rows = torch.cat([block.reshape(-1, *row) for block in blocks])
+            rows = self._by_host(tensor) if self._alone else self._blocks_of_rows(call, self._by_host(tensor))
             arrived = tensor.new_empty((self.size * ranks, *row))
             counts = [count * ranks for count in self._counts]
             self._exchange(lambda far: far.all_to_all(call, rows, counts, arrived, counts))
             self._hand_out(call, arrived)
             out[self._order] = arrived.view(self.size, ranks, *row)[:, self._here.index(self.rank)]
+
+    def _blocks_of_rows(self, call: Call, rows: torch.Tensor) -> torch.Tensor:
+        """What the ranks of this host have for all others, a block for each host, at the leader."""
+        gathered = None if self._far is None else rows.new_empty((len(self._here), *rows.shape))
+        self.host.gather(call, rows, gathered)
+        return rows if gathered is None else torch.cat([b.flatten(0, 1) for b in gathered.split(self._counts, 1)])
 
     def _hand_out(self, call: Call, tensor: torch.Tensor) -> None:
         """The leader's to its host."""
