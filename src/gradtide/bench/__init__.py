@@ -8,6 +8,7 @@ train.py       gradtide against plain PyTorch, the textbook's loop and DDP over 
 workers.py     workers of gradtide against DDP, and processes that never synchronise
 overlap.py     what overlap is worth between two hosts on a slow wire, beside the planner's prediction
 allreduce.py   collectives against Gloo, Open MPI and MPICH
+between_hosts.py  collectives between hosts against Gloo and a bare pair of sockets
 staleness.py   time to accuracy through servers in bsp, bounded and async, when workers are not equally fast
 store.py       the store against a bare pair of sockets, copy_, Redis and a Ray actor
 tcp_store.py   a store over TCP on this machine, with or without TLS

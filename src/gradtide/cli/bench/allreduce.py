@@ -1,12 +1,15 @@
 """`gradtide bench allreduce`: collectives against Gloo and MPI."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradtide.cli.bench.common import print_results, results_path, say_written, telling
 from gradtide.cli.table import print_table
+
+if TYPE_CHECKING:
+    from gradtide.bench.between_hosts import HostsWire
 
 __all__ = ["allreduce"]
 
@@ -18,27 +21,57 @@ def allreduce(
     mpi_python: Annotated[
         list[str] | None, typer.Option(help="A Python that has mpi4py; once for each MPI  [default: this one]")
     ] = None,
+    hosts: Annotated[
+        int, typer.Option(help="Hosts of one rank each instead: network namespaces, as root  [0: this host]")
+    ] = 0,
+    rate: Annotated[int, typer.Option(help="Of each host's wire, in Mbit/s  [0: unlimited]")] = 0,
+    operations: Annotated[str, typer.Option(help="Between hosts: which, with commas")] = "all_reduce",
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-allreduce-TIME.json]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table")] = False,
 ) -> None:
     """All-reduce on shared and on ordinary tensors against Gloo and, where mpi4py is installed, MPI."""
     from gradtide.bench import report
     from gradtide.bench.allreduce import bench_allreduce, find_mpi
+    from gradtide.bench.between_hosts import HostsWire
     from gradtide.topology.units import parse_size_bytes
 
     path = results_path("allreduce", output)
-    mpis = find_mpi(mpi_python or ())
     wanted = [parse_size_bytes(size) for size in sizes.split(",")]
+    if hosts:
+        return _between_hosts(path, HostsWire(hosts, rate), operations.split(","), wanted, rounds, as_json)
+    mpis = find_mpi(mpi_python or ())
     with telling("starting the contenders") as tell:
         figures = bench_allreduce(ranks, wanted, rounds, mpis, tell)
     report.write(path, figures, {"settings": {"ranks": ranks, "sizes": wanted, "rounds": rounds}})
     if as_json:
-        print_results(figures)
-        return
+        return print_results(figures)
     rows = []
     for figure in figures:
         times = [f"{1e6 * seconds:,.1f}" for seconds in (figure.seconds, figure.seconds_min, figure.seconds_max)]
         rows.append((f"{figure.size_bytes:,}", figure.name, *times, f"{figure.ratio:.2f}"))
     title = f"all-reduce between {ranks} ranks, median of {rounds} rounds"
     print_table(("bytes", "", "µs", "min", "max", "x fastest peer"), rows, title)
-    say_written(path)
+    return say_written(path)
+
+
+def _between_hosts(
+    path: Path, wire: "HostsWire", operations: list[str], sizes: list[int], rounds: int, as_json: bool
+) -> None:
+    from gradtide.bench import report
+    from gradtide.bench.between_hosts import CONTENDERS, bench_between_hosts
+
+    with telling("starting the contenders") as tell:
+        figures = bench_between_hosts(wire, operations, sizes, rounds, tell)
+    settings = {"hosts": wire.hosts, "rate_mbit": wire.rate_mbit, "sizes": sizes, "rounds": rounds}
+    report.write(path, figures, {"settings": settings})
+    if as_json:
+        return print_results(figures)
+    rows = []
+    for operation, size_bytes in dict.fromkeys((figure.operation, figure.size_bytes) for figure in figures):
+        found = {f.name: f.seconds for f in figures if (f.operation, f.size_bytes) == (operation, size_bytes)}
+        times = [f"{1e3 * found[name]:,.3f}" if name in found else "-" for name in CONTENDERS]
+        bare = f"{found['bare pair'] / found['gradtide']:.2f}" if "bare pair" in found else "-"
+        rows.append((operation, f"{size_bytes:,}", *times, f"{found['Gloo'] / found['gradtide']:.2f}", bare))
+    title = f"{wire.hosts} hosts of one rank, wires {wire.rate or 'as they are'}, ms, median of {rounds} rounds"
+    print_table(("", "bytes", *CONTENDERS, "x Gloo", "x bare pair"), rows, title)
+    return say_written(path)

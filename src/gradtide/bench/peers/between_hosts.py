@@ -1,0 +1,139 @@
+"""One rank, on a host of its own, of all contenders that talk between hosts: FOLDER; its rank is in the environment.
+
+`run TIMES SIZE KIND OPERATION`: SIZE is that of the larger of input and output.
+"""
+
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gradtide.collective.groups.group import Group
+from gradtide.registration import register
+from gradtide.testing.hosts import ADDRESSES
+from gradtide.transport.authenticate import set_congestion
+
+Step = Callable[[], object]
+_PORT = 29_790
+
+
+class BarePair:
+    """Two sockets of Python's that move what an operation must move, and compute nothing.
+
+    They avoid congestion as our links do, by cubic: beside BBR, where a system has that, the comparison would flatter.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._room = bytearray()
+        self._data = memoryview(b"")
+        while True:
+            self._sock = socket.socket()
+            set_congestion(self._sock, "cubic")
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                self._meet()
+                break
+            except ConnectionError:
+                self._sock.close()
+                time.sleep(0.05)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def _meet(self) -> None:
+        if self._rank == 0:
+            with self._sock as listener:
+                listener.bind((ADDRESSES[0], _PORT))
+                listener.listen()
+                self._sock, _ = listener.accept()
+        else:
+            self._sock.connect((ADDRESSES[0], _PORT))
+
+    def step(self, operation: str, size_bytes: int) -> Step:
+        self._room, self._data = bytearray(size_bytes), memoryview(bytearray(size_bytes))
+        if operation == "broadcast":
+            return lambda: self._move(*((size_bytes, 1) if self._rank == 0 else (0, size_bytes)), answers=True)
+        each_way = size_bytes if operation == "all_reduce" else size_bytes // 2
+        return lambda: self._move(each_way, each_way)
+
+    def _move(self, leaving: int, arriving: int, answers: bool = False) -> None:
+        """Both ways at once, without a thread."""
+        data, room = self._data[:leaving], memoryview(self._room)[:arriving]
+        while data or room:
+            moved = 0
+            if data:
+                moved += (sent := self._try(self._sock.send, data))
+                data = data[sent:]
+            if room:
+                moved += (got := self._try(self._sock.recv_into, room))
+                room = room[got:]
+            if not moved:
+                select.select([self._sock] if room else [], [self._sock] if data else [], [])
+        if answers and self._rank:
+            self._sock.send(b"\0")
+
+    def _try(self, move: Callable[..., int], what: memoryview) -> int:
+        try:
+            return move(what, *((0, socket.MSG_DONTWAIT) if move == self._sock.recv_into else (socket.MSG_DONTWAIT,)))
+        except BlockingIOError:
+            return 0
+
+
+def through_group(group: Group, operation: str, tensor: torch.Tensor, rows: torch.Tensor) -> Step:
+    """rows is the tensor with a row for each rank."""
+    row = rows[group.rank].clone()
+    return {
+        "all_reduce": lambda: group.all_reduce(tensor),
+        "broadcast": lambda: group.broadcast(tensor),
+        "all_gather": lambda: group.all_gather(row, rows),
+        "reduce_scatter": lambda: group.reduce_scatter(rows, out=row),
+        "all_to_all": lambda: group.all_to_all(rows, torch.empty_like(rows)),
+    }[operation]
+
+
+def through_torch(group: Any, operation: str, tensor: torch.Tensor, rows: torch.Tensor) -> Step:
+    row, flat = rows[dist.get_rank()].clone(), rows.view(-1)
+    return {
+        "all_reduce": lambda: dist.all_reduce(tensor, group=group),
+        "broadcast": lambda: dist.broadcast(tensor, 0, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(flat, row, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(row, flat, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(flat), flat, group=group),
+    }[operation]
+
+
+def main(folder: str) -> None:
+    torch.set_num_threads(1)
+    group = Group.from_environment(timeout_s=600)
+    rank, size = group.rank, group.size
+    dist.init_process_group("gloo", init_method=f"file://{Path(folder) / 'store'}", rank=rank, world_size=size)
+    register()
+    backend = dist.new_group(backend="gradtide")
+    bare = BarePair(rank) if size == 2 else None
+    print("ready", flush=True)
+    for line in sys.stdin:
+        _, times, size_bytes, kind, operation = line.split()
+        rows = torch.zeros(size, int(size_bytes) // 4 // size)
+        tensor = rows.view(-1)
+        if kind == "bare":
+            assert bare is not None
+            step = bare.step(operation, tensor.nbytes)
+        elif kind == "group":
+            step = through_group(group, operation, tensor, rows)
+        else:
+            step = through_torch(backend if kind == "c10d" else dist.group.WORLD, operation, tensor, rows)
+        step()
+        group.barrier()
+        started = time.perf_counter()
+        for _ in range(int(times)):
+            step()
+        print(time.perf_counter() - started, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
