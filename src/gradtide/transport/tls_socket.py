@@ -15,7 +15,7 @@ from gradtide.transport.tls import TlsEnd
 
 __all__ = ["TlsSocket"]
 
-_PIECE_BYTES = 256 << 10  # encrypted or received at once: sixteen records; 128 and 512 KiB took longer
+_PIECE_BYTES = 256 << 10  # encrypted or received at once: sixteen records, see docs/benchmarks.md
 
 
 class TlsSocket:
