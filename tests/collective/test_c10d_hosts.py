@@ -17,8 +17,8 @@ def program(rank, size, topology):
 
 
 @pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_program_runs_on_two_hosts_as_on_one_on_links_as_measured_or_as_given(far, given):
-    name = "ethernet-cluster" if given else "probed"
+def test_a_program_runs_on_two_hosts_as_on_one_by_itself_or_on_links_as_given(far, given):
+    name = "ethernet-cluster" if given else "nominal"
     for said in far.run(program, 4, "ethernet-cluster:2x2@1" if given else ""):
         assert "mismatch: the hosts ask for different things" in said
         assert f"on one host: False; planned on {name}" in said

@@ -1,6 +1,5 @@
 """Collectives between hosts against Gloo and a bare pair of sockets: network namespaces, interleaved in one run."""
 
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -69,8 +68,7 @@ def bench_between_hosts(
     kinds = {name: kind for name, kind in CONTENDERS.items() if kind != "bare" or wire.hosts == 2}
     figures = []
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-bench-"))
-        ranks = stack.enter_context(_start(wire, stack.enter_context(several_hosts(wire.hosts, wire.rate)), folder))
+        ranks = stack.enter_context(_start(wire, stack.enter_context(several_hosts(wire.hosts, wire.rate))))
         ranks.wait_until_ready()
         for operation in operations:
             for size_bytes in sizes:
@@ -95,8 +93,8 @@ def _measure(
     return taken
 
 
-def _start(wire: HostsWire, inside: Sequence[Sequence[str]], folder: str) -> _HostRanks:
-    command = ["-m", "gradtide.bench.peers.between_hosts", folder]
+def _start(wire: HostsWire, inside: Sequence[Sequence[str]]) -> _HostRanks:
+    command = ["-m", "gradtide.bench.peers.between_hosts"]
     before = [[*host, "env", *_environment(rank, wire.hosts)] for rank, host in enumerate(inside)]
     return _HostRanks("ranks", [command] * wire.hosts, before)
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from gradtide.environment import read_environment
-from gradtide.errors import AuthenticationError, CommunicationError, ConfigError, PeerTimeout
+from gradtide.errors import AuthenticationError, CommunicationError, ConfigError, PeerLost, PeerTimeout
 from gradtide.processes.ready import can_read
 from gradtide.processes.wake import WakePipe
 from gradtide.transport.authenticate import Address, dial, set_congestion, tune
@@ -33,7 +33,7 @@ from gradtide.transport.keys import Credentials, Key, read_credentials
 __all__ = ["Lifelines", "Listener", "Word", "connect_ranks", "join_lifelines"]
 
 _FRAME = struct.Struct("<BqqH")
-_RANK = struct.Struct("<I")
+_RANK, _HEARD = struct.Struct("<I"), b"\1"
 _TEXT_BYTES = 4096
 _STRANGER_S = 2.0  # who connects and has not proven itself by then is hung up on
 _LOOK_S = 0.5
@@ -182,7 +182,7 @@ def connect_ranks(
                 remaining = max(0.001, deadline_s - time.monotonic())
                 where = Address(host=host, port=int(port))
                 lines[other] = dial(where, credentials, "rank", remaining, congestion=congestion).sock
-                lines[other].sendall(_RANK.pack(rank))
+                _introduce(lines[other], rank, other)
             missing = {other for other in ranks if other > rank}
             lines.update(_Door(listener, credentials).admitted(missing, deadline_s, timeout_s))
     except BaseException:
@@ -190,6 +190,20 @@ def connect_ranks(
             line.close()
         raise
     return lines
+
+
+def _introduce(line: socket.socket, rank: int, other: int) -> None:
+    """Says who we are, and waits until the other end has heard it: it reads as much as there is, and what we sent
+    behind it would be lost."""
+    try:
+        line.sendall(_RANK.pack(rank))
+        heard = line.recv(1)
+    except TimeoutError:
+        raise PeerTimeout(f"rank {other} did not let rank {rank} in; is it stuck?") from None
+    except OSError:
+        heard = b""
+    if not heard:
+        raise PeerLost(f"rank {other} hung up on rank {rank} while the job was joined; see its own output for why")
 
 
 def _credentials(store: Any, rank: int, timeout_s: float) -> Credentials:
@@ -272,6 +286,8 @@ class _Door:
             return None
         del self._waiting[number]
         line.setblocking(True)
+        with contextlib.suppress(OSError):  # that it is gone already is noticed when it is needed
+            line.sendall(_HEARD)
         return int(_RANK.unpack(handshake.rest[: _RANK.size])[0]), line
 
 

@@ -1,4 +1,4 @@
-"""One rank, on a host of its own, of all contenders that talk between hosts: FOLDER; its rank is in the environment.
+"""One rank, on a host of its own, of all contenders that talk between hosts; its rank is in the environment.
 
 `run TIMES SIZE KIND OPERATION`: SIZE is that of the larger of input and output.
 """
@@ -8,7 +8,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -107,11 +106,11 @@ def through_torch(group: Any, operation: str, tensor: torch.Tensor, rows: torch.
     }[operation]
 
 
-def main(folder: str) -> None:
+def main() -> None:
     torch.set_num_threads(1)
     group = Group.from_environment(timeout_s=600)
     rank, size = group.rank, group.size
-    dist.init_process_group("gloo", init_method=f"file://{Path(folder) / 'store'}", rank=rank, world_size=size)
+    dist.init_process_group("gloo")
     register()
     backend = dist.new_group(backend="gradtide")
     bare = BarePair(rank) if size == 2 else None
@@ -136,4 +135,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

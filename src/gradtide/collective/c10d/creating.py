@@ -20,7 +20,8 @@ _PROBE_S = 1.0
 def create(settings: Any, options: Any) -> ProcessGroup:
     """settings: what torch knows of the group. options: pg_options, a topology or the name of one.
 
-    Ranks of several hosts reduce large tensors as the planner finds best on that topology, or else on measured links.
+    Ranks of several hosts reduce large tensors as the planner finds best on that topology, if one is given; else they
+    go straight between the hosts, and nothing needs to be measured.
     """
     store, rank, size = settings.store, settings.group_rank, settings.group_size
     timeout_s = settings.timeout.total_seconds()
@@ -28,9 +29,9 @@ def create(settings: Any, options: Any) -> ProcessGroup:
     try:
         topology = _topology(options)
         group = Group.from_store(name, store, rank, size, lambda: address_seen(store), timeout_s=timeout_s)
-        if group.on_one_host:
+        if group.on_one_host or topology is None:
             return ProcessGroup(group, store)
-        if topology is None or _devices(topology) != size:
+        if _devices(topology) != size:
             _measure(group)
         else:
             group.topology = topology

@@ -49,7 +49,7 @@ class ManyHosts:
         self._leaders = hosts.all_leaders()
         self._host = self._leaders.index(hosts.leaders[rank])  # this one's number
         self._host_of = [self._leaders.index(leader) for leader in hosts.leaders]
-        self._counts = [hosts.leaders.count(leader) for leader in self._leaders]  # ranks of each host
+        self._counts = tuple(hosts.leaders.count(leader) for leader in self._leaders)  # ranks of each host
         self._order = [other for leader in self._leaders for other in hosts.together_with(leader)]
         self._in_order = self._order == sorted(self._order)  # whether each host's ranks stand together
         self._alone = host.size == 1
@@ -218,24 +218,29 @@ class ManyHosts:
     def reduce_scatter(self, call: Call, tensor: torch.Tensor, out: torch.Tensor, how: Reduction) -> None:
         with self._checked(call):
             rows = self._by_host(tensor)
+            if self._alone:
+                return self._exchange(lambda far: far.reduce_scatter(call, rows, self._counts, out.unsqueeze(0), how))
+            rows = rows.clone() if rows is tensor else rows
+            self.host.all_reduce(call, rows, _inside(how))
             mine = out.new_empty((len(self._here), *out.shape))
-            if not self._alone:
-                rows = rows.clone() if rows is tensor else rows
-                self.host.all_reduce(call, rows, _inside(how))
             self._exchange(lambda far: far.reduce_scatter(call, rows, self._counts, mine, how))
             self._hand_out(call, mine)
             out.copy_(mine[self._here.index(self.rank)])
+        return None
 
     def all_to_all(self, call: Call, tensor: torch.Tensor, out: torch.Tensor) -> None:
         """From host to host goes a block of rows: for each rank there, from each rank here."""
         with self._checked(call):
+            if self._alone and self._in_order:
+                return self._exchange(lambda far: far.all_to_all(call, tensor, self._counts, out, self._counts))
             row, ranks = tensor.shape[1:], len(self._here)
             rows = self._by_host(tensor) if self._alone else self._blocks_of_rows(call, self._by_host(tensor))
             arrived = tensor.new_empty((self.size * ranks, *row))
-            counts = [count * ranks for count in self._counts]
+            counts = tuple(count * ranks for count in self._counts)
             self._exchange(lambda far: far.all_to_all(call, rows, counts, arrived, counts))
             self._hand_out(call, arrived)
             out[self._order] = arrived.view(self.size, ranks, *row)[:, self._here.index(self.rank)]
+        return None
 
     def _blocks_of_rows(self, call: Call, rows: torch.Tensor) -> torch.Tensor:
         """What the ranks of this host have for all others, a block for each host, at the leader."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 
 from gradtide.collective.host.one_host import Call
-from gradtide.collective.host.prepare import as_bytes
 from gradtide.collective.host.reductions import Reduction, combine
 from gradtide.collective.host.signature import Signature, sign
 from gradtide.collective.links import operations
@@ -52,28 +51,26 @@ class Far:
     def _all_reduce(self, size_bytes: int, how: Reduction) -> Exchange:
         return operations.all_reduce(self.me, self.hosts, size_bytes, how.item_bytes, self._blocks(how))
 
-    def reduce_scatter(self, call: Call, rows: Tensor, counts: Sequence[int], out: Tensor, how: Reduction) -> None:
+    def reduce_scatter(self, call: Call, rows: Tensor, counts: tuple[int, ...], out: Tensor, how: Reduction) -> None:
         """The first counts[0] rows are host 0's, and so on; the reduction of ours goes to out."""
-        places = _cut(rows, counts, Base.TENSOR)
         if how.blocks is None:
-            arrived = out.new_empty((self.hosts, *out.shape))
-            arriving = [Extent(Base.OUT, host * out.nbytes, out.nbytes) for host in range(self.hosts)]
-            layout = operations.all_to_all(self.me, places, arriving)
-            self.links.run(call, self.links.prepare(layout), rows.data_ptr(), arrived.data_ptr())
-            begin = sum(counts[: self.me])
-            arrived[self.me] = rows[begin : begin + counts[self.me]]
-            return self._reduce(how, out, arrived)
-        key = "reduce_scatter", tuple(counts), rows.nbytes, how.name, how.dtype
-        whole, blocks = Extent(Base.OUT, 0, out.nbytes), self._blocks(how)
-        prepared = self._get(key, lambda: operations.reduce_scatter(self.me, places, whole, blocks))
-        return self.links.run(call, prepared, rows.data_ptr(), out.data_ptr())
+            return self._reduce_scatter_by_torch(call, rows, counts, out, how)
+        key = "reduce_scatter", counts, rows.nbytes, how.name, how.dtype
 
-    def all_gather(self, call: Call, rows: Tensor, counts: Sequence[int]) -> None:
+        def layout() -> Exchange:
+            whole = Extent(Base.OUT, 0, out.nbytes)
+            return operations.reduce_scatter(self.me, _cut(rows, counts, Base.TENSOR), whole, self._blocks(how))
+
+        return self.links.run(call, self._get(key, layout), rows.data_ptr(), out.data_ptr())
+
+    def all_gather(self, call: Call, rows: Tensor, counts: tuple[int, ...]) -> None:
         """The first counts[0] rows are host 0's, and so on: each host has its own in place, and gets the others'."""
-        places = _cut(rows, counts, Base.TENSOR)
-        layout = operations.all_gather(self.me, places[self.me], places)
-        prepared = self._get(("all_gather", tuple(counts), rows.nbytes), lambda: layout)
-        self.links.run(call, prepared, rows.data_ptr())
+
+        def layout() -> Exchange:
+            places = _cut(rows, counts, Base.TENSOR)
+            return operations.all_gather(self.me, places[self.me], places)
+
+        self.links.run(call, self._get(("all_gather", counts, rows.nbytes), layout), rows.data_ptr())
 
     def broadcast(self, call: Call, tensor: Tensor, root: int) -> None:
         key = "broadcast", root, tensor.nbytes
@@ -81,14 +78,18 @@ class Far:
         self.links.run(call, prepared, tensor.data_ptr())
 
     def all_to_all(
-        self, call: Call, rows: Tensor, leaving: Sequence[int], out: Tensor, arriving: Sequence[int]
+        self, call: Call, rows: Tensor, leaving: tuple[int, ...], out: Tensor, arriving: tuple[int, ...]
     ) -> None:
         """So many rows for each host, in order; and so many from each. Our own are copied."""
-        there, back = _cut(rows, leaving, Base.TENSOR), _cut(out, arriving, Base.OUT)
-        layout = operations.all_to_all(self.me, there, back)
-        key = "all_to_all", tuple(leaving), tuple(arriving), rows.nbytes, out.nbytes
-        self.links.run(call, self._get(key, lambda: layout), rows.data_ptr(), out.data_ptr())
-        _bytes_at(out, back[self.me]).copy_(_bytes_at(rows, there[self.me]))
+
+        def layout() -> Exchange:
+            there, back = _cut(rows, leaving, Base.TENSOR), _cut(out, arriving, Base.OUT)
+            return operations.all_to_all(self.me, there, back)
+
+        key = "all_to_all", leaving, arriving, rows.nbytes, out.nbytes
+        self.links.run(call, self._get(key, layout), rows.data_ptr(), out.data_ptr())
+        begin, target = sum(leaving[: self.me]), sum(arriving[: self.me])
+        out[target : target + arriving[self.me]].copy_(rows[begin : begin + leaving[self.me]])
 
     # --- When hosts disagree ---
 
@@ -101,7 +102,7 @@ class Far:
         rows = torch.zeros(self.hosts, TEXT_BYTES, dtype=torch.uint8)
         encoded = text.encode()[:TEXT_BYTES]
         rows[self.me, : len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-        self.all_gather(Call(_TEXTS, timeout_s), rows, [1] * self.hosts)
+        self.all_gather(Call(_TEXTS, timeout_s), rows, (1,) * self.hosts)
         return rows
 
     # --- How ---
@@ -125,10 +126,21 @@ class Far:
         """For types that kernels can't add: shares arrive whole, torch adds them up, and they are handed out."""
         flat = tensor.view(-1)
         ends = [even_share(len(flat), host, self.hosts) for host in range(self.hosts)]
-        counts = [end - begin for begin, end in ends]
+        counts = tuple(end - begin for begin, end in ends)
         mine = flat[slice(*ends[self.me])]
         self.reduce_scatter(call, flat, counts, mine, how)
         self.all_gather(call, flat, counts)
+
+    def _reduce_scatter_by_torch(
+        self, call: Call, rows: Tensor, counts: tuple[int, ...], out: Tensor, how: Reduction
+    ) -> None:
+        arrived = out.new_empty((self.hosts, *out.shape))
+        arriving = [Extent(Base.OUT, host * out.nbytes, out.nbytes) for host in range(self.hosts)]
+        layout = operations.all_to_all(self.me, _cut(rows, counts, Base.TENSOR), arriving)
+        self.links.run(call, self.links.prepare(layout), rows.data_ptr(), arrived.data_ptr())
+        begin = sum(counts[: self.me])
+        arrived[self.me] = rows[begin : begin + counts[self.me]]
+        self._reduce(how, out, arrived)
 
     def _reduce(self, how: Reduction, out: Tensor, arrived: Tensor) -> None:
         for row in arrived[1:]:
@@ -148,7 +160,3 @@ def _cut(rows: Tensor, counts: Sequence[int], base: Base) -> list[Extent]:
         places.append(Extent(base, begin * row_bytes, count * row_bytes))
         begin += count
     return places
-
-
-def _bytes_at(tensor: Tensor, place: Extent) -> Tensor:
-    return as_bytes(tensor)[place.offset : place.offset + place.size_bytes]
