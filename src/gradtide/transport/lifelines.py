@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from gradtide.environment import read_environment
-from gradtide.errors import AuthenticationError, CommunicationError, ConfigError, PeerLost, PeerTimeout
+from gradtide.errors import AuthenticationError, CommunicationError, ConfigError, PeerTimeout
 from gradtide.processes.ready import can_read
 from gradtide.processes.wake import WakePipe
 from gradtide.transport.authenticate import Address, dial, set_congestion, tune
@@ -33,11 +33,12 @@ from gradtide.transport.keys import Credentials, Key, read_credentials
 __all__ = ["Lifelines", "Listener", "Word", "connect_ranks", "join_lifelines"]
 
 _FRAME = struct.Struct("<BqqH")
-_RANK, _HEARD = struct.Struct("<I"), b"\1"
+_RANK = struct.Struct("<I")
 _TEXT_BYTES = 4096
 _STRANGER_S = 2.0  # who connects and has not proven itself by then is hung up on
 _LOOK_S = 0.5
 _BY_FILE = "by the secret file"
+_LIFELINE = "lifeline"
 _alive: "weakref.WeakSet[Lifelines]" = weakref.WeakSet()
 
 
@@ -160,16 +161,20 @@ class Lifelines:
 
 def join_lifelines(store: Any, rank: int, size: int, address: str, timeout_s: float) -> dict[int, socket.socket]:
     """A socket to every other rank."""
-    return connect_ranks(store, "lifeline", rank, range(size), address, timeout_s)
+    return connect_ranks(store, _LIFELINE, rank, range(size), address, timeout_s)
 
 
 def connect_ranks(
     store: Any, purpose: str, rank: int, ranks: Sequence[int], address: str, timeout_s: float, congestion: str = ""
 ) -> dict[int, socket.socket]:
     """A socket between each two of these ranks, of which this is one: everybody listens at its address, dials the ranks
-    below it and lets in those above. congestion: see authenticate.py; "": as the system does it."""
+    below it and lets in those above. Rank 0 is one of them. congestion: see authenticate.py; "": as the system does it.
+
+    Who dialled must hear from the other end before it says anything: that one may be about to read who it is, and reads
+    as much as there is."""
     deadline_s = time.monotonic() + timeout_s
-    credentials = _credentials(store, rank, timeout_s)
+    name = "secret" if purpose == _LIFELINE else f"{purpose}/secret"
+    credentials = _credentials(store, name, rank, timeout_s)
     lines: dict[int, socket.socket] = {}
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -182,7 +187,7 @@ def connect_ranks(
                 remaining = max(0.001, deadline_s - time.monotonic())
                 where = Address(host=host, port=int(port))
                 lines[other] = dial(where, credentials, "rank", remaining, congestion=congestion).sock
-                _introduce(lines[other], rank, other)
+                lines[other].sendall(_RANK.pack(rank))
             missing = {other for other in ranks if other > rank}
             lines.update(_Door(listener, credentials).admitted(missing, deadline_s, timeout_s))
     except BaseException:
@@ -192,27 +197,13 @@ def connect_ranks(
     return lines
 
 
-def _introduce(line: socket.socket, rank: int, other: int) -> None:
-    """Says who we are, and waits until the other end has heard it: it reads as much as there is, and what we sent
-    behind it would be lost."""
-    try:
-        line.sendall(_RANK.pack(rank))
-        heard = line.recv(1)
-    except TimeoutError:
-        raise PeerTimeout(f"rank {other} did not let rank {rank} in; is it stuck?") from None
-    except OSError:
-        heard = b""
-    if not heard:
-        raise PeerLost(f"rank {other} hung up on rank {rank} while the job was joined; see its own output for why")
-
-
-def _credentials(store: Any, rank: int, timeout_s: float) -> Credentials:
+def _credentials(store: Any, name: str, rank: int, timeout_s: float) -> Credentials:
     """By the job's secret file where it has one, of which nothing is sent. Else by a secret that goes through the
     launcher's store, and so is as open as that is."""
     path = read_environment().secret_file
-    if rank == 0 and not store.check(["secret"]):  # one for all that the ranks of a group connect
-        store.set("secret", _BY_FILE if path else secrets.token_hex(32))
-    told = read_key(store, "secret", 0, timeout_s)
+    if rank == 0:
+        store.set(name, _BY_FILE if path else secrets.token_hex(32))
+    told = read_key(store, name, 0, timeout_s)
     if (told == _BY_FILE) != bool(path):
         has, has_not = ("rank 0", f"rank {rank}") if told == _BY_FILE else (f"rank {rank}", "rank 0")
         raise ConfigError(
@@ -286,8 +277,6 @@ class _Door:
             return None
         del self._waiting[number]
         line.setblocking(True)
-        with contextlib.suppress(OSError):  # that it is gone already is noticed when it is needed
-            line.sendall(_HEARD)
         return int(_RANK.unpack(handshake.rest[: _RANK.size])[0]), line
 
 

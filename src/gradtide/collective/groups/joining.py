@@ -63,6 +63,7 @@ def join_store(
     host = _meet(place, here, timeout_s)
     if len(leaders) == 1:
         return host, Runner(host, rank, here, size, None), host_of
+    lines: dict[int, socket.socket] = {}
     try:
         found = address() or socket.gethostbyname(socket.gethostname())
         gloo = open_gloo(store, rank, size, found, timeout_s)
@@ -70,6 +71,8 @@ def join_store(
         leads = rank == hosts.leaders[rank]
         sockets = connect_leaders(store, rank, leaders, found, lines, timeout_s) if leads else {}
     except BaseException:
+        for line in lines.values():
+            line.close()
         host.in_good_order = False
         host.close()
         raise

@@ -7,12 +7,14 @@ from typing import Any
 
 from gradtide.collective.host.rank_watch import RankWatch
 from gradtide.collective.links.links import HostLinks
+from gradtide.errors import PeerLost, PeerTimeout
 from gradtide.transport.lifelines import connect_ranks
 
 __all__ = ["connect_leaders", "open_links"]
 
 _INFO_BYTES, _MIN_RTT = 160, 148  # of struct tcp_info, and where the shortest round trip (us) stands in it
 _NEAR_US = 2000
+_WELCOME = b"\1"
 
 
 def connect_leaders(
@@ -26,11 +28,30 @@ def connect_leaders(
     """
     near = all(_is_near(lines[other]) for other in leaders if other != rank)
     sockets = connect_ranks(store, "link", rank, leaders, address, timeout_s, "cubic" if near else "")
+    _welcome(rank, sockets, timeout_s)
     for link in sockets.values():
         # Bulk waits in a link for as long as the other end computes, which is no reason for the kernel to give it up:
         # that a wire or a host is dead, the lifelines notice.
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
     return sockets
+
+
+def _welcome(rank: int, sockets: dict[int, socket.socket], timeout_s: float) -> None:
+    """Who listened says that all have been let in; who dialled sends nothing before that."""
+    other = -1
+    try:
+        for other in (other for other in sockets if other > rank):
+            sockets[other].sendall(_WELCOME)
+        for other in (other for other in sockets if other < rank):
+            sockets[other].settimeout(timeout_s)
+            if sockets[other].recv(len(_WELCOME)) != _WELCOME:
+                raise ConnectionResetError
+    except OSError as error:
+        for link in sockets.values():
+            link.close()
+        if isinstance(error, TimeoutError):
+            raise PeerTimeout(f"rank {other} did not join the job within {timeout_s:g} s; is it stuck?") from None
+        raise PeerLost(f"rank {other} died while the job was joined; see its own output for why") from None
 
 
 def open_links(rank: int, leaders: Sequence[int], sockets: dict[int, socket.socket], watch: RankWatch) -> HostLinks:
