@@ -1,5 +1,6 @@
 """Simulated stores to which happens what happens on several machines: clients restart and hang, words come
-late, connections stall, clocks drift, and the coordinator's disk is full or slow, or has an old journal.
+late, connections stall, clocks drift, and the coordinator's disk is full or slow, or has an old journal. In a third of
+them somebody takes checkpoints meanwhile.
 
 python -m gradtide.testing.hardship --seed 17              one seed, with what it did
 python -m gradtide.testing.hardship --seeds 2000           many, until the first that breaks a promise

@@ -10,6 +10,7 @@ wire.py        bytes back to messages, the large ones once
 actors.py      the shell around clients
 processes.py   the shells around servers and coordinator, that can be killed, stopped and started
 trouble.py     lets faults happen, within what the replicas can make up for or beyond it
+checkpoints.py what servers write, without a disk, and what a client that takes a checkpoint does
 scripts.py     what simulated workers and clients do
 history.py     what happened, and the checker
 outcome.py     what the servers hold in the end
