@@ -59,8 +59,8 @@ def hard_scenario_of(seed: int) -> Scenario:
         forget_leases=random.choice((0.0, 1.5, 3.0)),
         rejoin=random.random() < 0.6,
         drift=random.choice((0.0, 0.01)),
-        savers=(savers := _savers(seed, workers, clients)),
-        unwritable=0.05 if savers and seed % 4 == 0 else 0.0,
+        savers=_savers(seed, workers, clients),
+        unwritable=0.05 if seed % 4 == 0 else 0.0,
     )
 
 

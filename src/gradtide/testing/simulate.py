@@ -208,10 +208,8 @@ def run_scenario(scenario: Scenario) -> Outcome:
 @contextmanager
 def _small_and_fast(scenario: Scenario) -> Iterator[None]:
     """A store of few shards, that forgets as soon as the scenario says, and does not say when its disk is full."""
-    usual, log = (
-        (placement.SHARDS, membership.FORGET_LEASES, cutter.PATIENCE_S),
-        logging.getLogger("gradtide.coordinator"),
-    )
+    log = logging.getLogger("gradtide.coordinator")
+    usual = (placement.SHARDS, membership.FORGET_LEASES, cutter.PATIENCE_S)
     was_disabled, log.disabled = log.disabled, True
     placement.SHARDS = SHARDS
     membership.FORGET_LEASES = scenario.forget_leases or membership.FORGET_LEASES  # type: ignore[assignment]
