@@ -4,7 +4,6 @@ clock.py       time that passes only when everything due has happened
 network.py     delays, reorders, drops, duplicates and cuts, by a seed
 process.py     what every process can suffer
 disk.py        the coordinator's, which may be full or slow
-checkpoints.py who takes a checkpoint meanwhile, and what servers write of it, without a disk
 numbers.py     integers for values, that show every wrong order or count
 wire.py        bytes back to messages, the large ones once
 actors.py      the shell around clients
