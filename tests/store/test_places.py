@@ -1,5 +1,6 @@
 """A server answers for its own place in the table, and for nobody that it should have forgotten: pure."""
 
+import msgspec
 import pytest
 
 from gradtide.store.shard.image import snapshot
@@ -68,3 +69,17 @@ def test_a_replica_that_hears_of_the_gone_before_its_primary_does_forgets_them_w
     replica.hear(table(2, primary=1), 10.3)
     assert replica.shards[5].blocks["w", 0].state.value().number == 1
     assert replica.shards[5].filter.records == {}
+
+
+def test_a_late_snapshot_turns_nothing_back_when_the_coordinator_was_started_again_meanwhile() -> None:
+    primary, replica = a_server("s0", 1, table(1, primary=0)), a_server("s1", 1, table(1, primary=0))
+    primary.handle(Init(1, "c", 3, 1, KeySpec("w", (4,), "int64", UpdateRule("add")), PARTS), [Number(0, 4)])
+    late = snapshot(primary.shards[5], 1, "s0")
+    primary.handle(Push(1, "c", 3, 2, layout_name(PARTS), PARTS), [Number(1, 4)])
+    for sent in primary.take_outbox():
+        replica.hear_server(sent.message, sent.values, 10.1)
+    confirmed = replica.replication.replicas[5].position
+    assert confirmed == primary.shards[5].position
+    replica.hear(msgspec.structs.replace(table(1, primary=0), term=2), 10.2)
+    replica.hear_server(*late, 10.3)
+    assert replica.replication.replicas[5].position == confirmed

@@ -93,6 +93,8 @@ class Replication(Generic[V]):
         """A new epoch: returns the shards that this server is primary of now; the promoted are among them."""
         self._drop_what_was_lost(table, shards)
         self.same = table.same_processes(self.table)
+        if table.epoch != self.epoch:  # else a coordinator was started again: the past is the same, and so is the fence
+            self._synced.clear()
         self.table, self.behind = table, False
         names = [server.name for server in table.servers]
         named: dict[tuple[int, ...], frozenset[str]] = {}
@@ -116,7 +118,6 @@ class Replication(Generic[V]):
         self._retire(shards)
         self.awaited.clear()
         self.answered.clear()
-        self._synced.clear()
         self._ask_for_what_was_missed()
         return kept
 
