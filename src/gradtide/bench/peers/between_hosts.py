@@ -97,11 +97,14 @@ def through_group(group: Group, operation: str, tensor: torch.Tensor, rows: torc
 
 def through_torch(group: Any, operation: str, tensor: torch.Tensor, rows: torch.Tensor) -> Step:
     row, flat = rows[dist.get_rank()].clone(), rows.view(-1)
+    names = vars(dist)  # newer torch calls them so
+    gather = names.get("all_gather_single") or names["all_gather_into_tensor"]
+    scatter = names.get("reduce_scatter_single") or names["reduce_scatter_tensor"]
     return {
         "all_reduce": lambda: dist.all_reduce(tensor, group=group),
         "broadcast": lambda: dist.broadcast(tensor, 0, group=group),
-        "all_gather": lambda: dist.all_gather_into_tensor(flat, row, group=group),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(row, flat, group=group),
+        "all_gather": lambda: gather(flat, row, group=group),
+        "reduce_scatter": lambda: scatter(row, flat, group=group),
         "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(flat), flat, group=group),
     }[operation]
 
