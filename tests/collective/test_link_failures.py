@@ -107,6 +107,29 @@ def test_ctrl_c_ends_a_wait_and_the_others_are_told_why(apart):
     assert "rank 0 gave up all_reduce(sum) of float32[10] (KeyboardInterrupt)" in text
 
 
+def interrupted_at_once(rank, size):
+    """Ctrl-C comes while the first call of the compiled exchange waits; the group must not be used after that."""
+    group = _kept["group"]
+    if rank == 0:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        with pytest.raises(KeyboardInterrupt):
+            group.all_reduce(torch.ones(10))
+        with pytest.raises(CommunicationError, match="can't be used any more"):
+            group.all_reduce(torch.ones(10))
+        return ""
+    if rank == 1:
+        with pytest.raises(PeerLost) as caught:
+            group.all_reduce(torch.ones(10))
+        return str(caught.value)
+    return ""
+
+
+def test_ctrl_c_in_the_first_moments_breaks_the_group_too(apart):
+    apart.run(join, SIZE, 10)
+    assert "rank 0 gave up" in apart.run(interrupted_at_once, SIZE)[1]
+
+
 def leave(rank, size, in_good_order):
     group = _kept["group"]
     if rank == 2:

@@ -135,12 +135,16 @@ class Calls:
         except (Mismatch, ConfigError):
             raise
         except BaseException as error:
-            self._broken_by = type(error) if isinstance(error, (PeerLost, PeerTimeout)) else CommunicationError
-            self._break(f"{type(error).__name__}: {error}".rstrip(": "))
-            self._backend.in_good_order = False
-            if isinstance(self._backend, ManyHosts):
-                self._backend.watch.give_up(error)  # the others wait for us, not for who is lost: tell them at once
+            self.give_up(error)
             raise
+
+    def give_up(self, error: BaseException) -> None:
+        """After an operation that did not end: nothing that follows could be trusted."""
+        self._broken_by = type(error) if isinstance(error, (PeerLost, PeerTimeout)) else CommunicationError
+        self._break(f"{type(error).__name__}: {error}".rstrip(": "))
+        self._backend.in_good_order = False
+        if isinstance(self._backend, ManyHosts):
+            self._backend.watch.give_up(error)  # the others wait for us, not for who is lost: tell them at once
 
 
 def _leave(backend: OneHost | ManyHosts) -> None:

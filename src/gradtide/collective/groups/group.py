@@ -111,7 +111,11 @@ class Group:
             if async_op or not self._enter():
                 return self._in_turn(plan, tensor, async_op, timeout_s)
             try:
-                code = self._all_reduce_now(plan.address, tensor.data_ptr())
+                try:
+                    code = self._all_reduce_now(plan.address, tensor.data_ptr())
+                except BaseException as error:  # a signal's, such as Ctrl-C: it came in the middle
+                    self._calls.give_up(error)
+                    raise
                 if code != DONE:
                     self._finish(plan, tensor, code, timeout_s)
             finally:

@@ -40,12 +40,9 @@ class Disagreement(Exception):
 class Prepared:
     """An exchange as the words that the kernel takes; all but addresses, which are new each time."""
 
-    words: Words  # of a plan
-    places: tuple[Words, Words]  # what it refers to
-
-    @property
-    def address(self) -> int:
-        return int(self.words.ctypes.data)
+    address: int
+    words: Words  # what is at the address
+    places: tuple[Words, Words]  # and what that refers to
 
 
 class HostLinks:
@@ -78,11 +75,8 @@ class HostLinks:
     def begin(self, plan: int, tensor: int, out: int = 0) -> int:
         """A turn of the compiled exchange. Descriptors must not be closed under it: their numbers would soon be those
         of other files."""
-        self._turn.acquire()
-        try:
+        with self._turn:
             return self._exchange(plan, tensor, out) if self._sockets else BROKEN
-        finally:
-            self._turn.release()
 
     def _go_on(self) -> int:
         with self._turn:
@@ -159,7 +153,8 @@ class HostLinks:
     def _plan(self, words: Words, tensor: Words, out: Words) -> Prepared:
         places = tensor.ctypes.data, len(tensor), out.ctypes.data, len(out)
         plan = np.array([self._address, len(words), 0, *places], np.int64)
-        return Prepared(np.concatenate([plan, words]), (tensor, out))
+        whole = np.concatenate([plan, words])
+        return Prepared(int(whole.ctypes.data), whole, (tensor, out))
 
     def _prepare_link(self, link: int, part: LinkPart, words: Words, bases: Words) -> None:
         row, address = self._rows + link * LinkRow.WORDS, self._address
