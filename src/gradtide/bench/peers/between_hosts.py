@@ -85,18 +85,18 @@ class BarePair:
 
 def through_group(group: Group, operation: str, tensor: torch.Tensor, rows: torch.Tensor) -> Step:
     """rows is the tensor with a row for each rank."""
-    row = rows[group.rank].clone()
+    row, other = rows[group.rank].clone(), torch.zeros_like(rows)
     return {
         "all_reduce": lambda: group.all_reduce(tensor),
         "broadcast": lambda: group.broadcast(tensor),
         "all_gather": lambda: group.all_gather(row, rows),
         "reduce_scatter": lambda: group.reduce_scatter(rows, out=row),
-        "all_to_all": lambda: group.all_to_all(rows, torch.empty_like(rows)),
+        "all_to_all": lambda: group.all_to_all(rows, other),
     }[operation]
 
 
 def through_torch(group: Any, operation: str, tensor: torch.Tensor, rows: torch.Tensor) -> Step:
-    row, flat = rows[dist.get_rank()].clone(), rows.view(-1)
+    row, flat, other = rows[dist.get_rank()].clone(), rows.view(-1), torch.zeros(rows.numel())
     names = vars(dist)  # newer torch calls them so
     gather = names.get("all_gather_single") or names["all_gather_into_tensor"]
     scatter = names.get("reduce_scatter_single") or names["reduce_scatter_tensor"]
@@ -105,7 +105,7 @@ def through_torch(group: Any, operation: str, tensor: torch.Tensor, rows: torch.
         "broadcast": lambda: dist.broadcast(tensor, 0, group=group),
         "all_gather": lambda: gather(flat, row, group=group),
         "reduce_scatter": lambda: scatter(row, flat, group=group),
-        "all_to_all": lambda: dist.all_to_all_single(torch.empty_like(flat), flat, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(other, flat, group=group),
     }[operation]
 
 

@@ -70,25 +70,26 @@ class ManyHosts:
         """What is not one exchange runs inside this (schedules): it begins when all ranks have come for the same thing,
         and what happens to any of them ends it for all."""
         with self.watch.during(call.signature.text, call.timeout_s):
-            with self._explaining(call):
+            try:
                 self._meet(call)
+            except (Mismatch, Disagreement) as error:
+                raise self._explained(call, error) from None
             yield
 
     @contextmanager
     def _checked(self, call: Call) -> Iterator[None]:
         """Every collective runs inside this: what happens to any rank ends it for all."""
-        with self.watch.during(call.signature.text, call.timeout_s), self._explaining(call):
-            yield
+        with self.watch.during(call.signature.text, call.timeout_s):
+            try:
+                yield
+            except (Mismatch, Disagreement) as error:
+                raise self._explained(call, error) from None
 
-    @contextmanager
-    def _explaining(self, call: Call) -> Iterator[None]:
-        """Raises the same Mismatch on every rank if not all ask for the same."""
-        try:
-            yield
-        except (Mismatch, Disagreement) as error:
-            said = self._say(call, error)
-            sides = "; ".join(f"the host of rank {leader}: {what}" for leader, what in said.items())
-            raise Mismatch(f"the hosts ask for different things ({sides}); make them call the same operation") from None
+    def _explained(self, call: Call, error: Exception) -> Mismatch:
+        """The same Mismatch on every rank, if not all ask for the same."""
+        said = self._say(call, error)
+        sides = "; ".join(f"the host of rank {leader}: {what}" for leader, what in said.items())
+        return Mismatch(f"the hosts ask for different things ({sides}); make them call the same operation")
 
     def _say(self, call: Call, error: Exception) -> dict[int, str]:
         """What each host asks for, by its leader. Who finds a mismatch inside a host tells the other hosts, and who
@@ -165,8 +166,11 @@ class ManyHosts:
         """Sees one that did not end at once to its end."""
         assert self._far is not None
         call = Call(plan.signature, timeout_s)
-        with self.watch.during(plan.signature.text, timeout_s, entered=True), self._explaining(call):
-            self._far.links.finish(code)
+        with self.watch.during(plan.signature.text, timeout_s, entered=True):
+            try:
+                self._far.links.finish(code)
+            except Disagreement as error:
+                raise self._explained(call, error) from None
 
     def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> None:
         with self._checked(call):
