@@ -1,4 +1,4 @@
-"""Programs of PyTorch users on two hosts: network namespaces, two workers on each, by ring."""
+"""Programs of PyTorch users on two hosts: network namespaces, two workers on each, by ring and over links."""
 
 from contextlib import ExitStack
 
@@ -32,7 +32,8 @@ def far():
         yield started
 
 
-def test_programs_by_ring_between_two_hosts(far):
+@pytest.mark.parametrize("sync", ["ring", "auto"])
+def test_programs_by_ring_and_over_links_between_two_hosts(far, sync):
     assert TRIED.keys() <= programs.PROGRAMS.keys()
-    for answers in zip(*far.run(programs.run_many, 4, list(TRIED), {"sync": "ring"}), strict=True):
+    for answers in zip(*far.run(programs.run_many, 4, list(TRIED), {"sync": sync}), strict=True):
         check(answers[0][0], "ring", [found for _, found in answers])

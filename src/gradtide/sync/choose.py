@@ -78,9 +78,8 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
     if job.group.on_one_host:
         reason = f"all-reduce in shared memory, then a step on each worker; parameters are not shared: {why}"
         return Reduce(trained, job.group, None, reason, emit, overlap=wishes.overlap)
-    job.group.probe()
-    reason = f"the fastest schedule for each bucket on the links as measured; parameters are not shared: {why}"
-    return Reduce(trained, job.group, "auto", reason, emit, overlap=wishes.overlap)
+    reason = f"all-reduce over links between the hosts, then a step on each worker; parameters are not shared: {why}"
+    return Reduce(trained, job.group, None, reason, emit, overlap=wishes.overlap)
 
 
 def _check_modules(trained: Trained) -> None:
