@@ -69,7 +69,7 @@ class DrillReport:
     doubled: int
     back_s: tuple[float, ...]  # from each fault to the next push, begun after it, that was acknowledged
     whole_s: tuple[float, ...]  # from each fault until every replica was in sync again
-    longest_s: dict[str, float]  # by the kind of fault: until every worker's next push was acknowledged
+    longest_s: dict[str, float]  # by the kind of fault: the longest that a push had to wait because of it
 
     def quantile(self, share: float) -> float:
         times = sorted(self.back_s)
@@ -167,6 +167,7 @@ class _Fault:
     kind: str
     at_s: float
     whole_s: float  # from then on, until the store was whole again
+    over_s: float  # when every worker had pushed since
 
 
 def _disturb(
@@ -183,8 +184,9 @@ def _disturb(
         kind, before = next(kinds), store.table
         at_s = _strike(kind, servers, store, crew, random)
         _wait_until(lambda: _is_over(kind, before, store.table), f"after {kind}")  # noqa: B023
-        struck.append(_Fault(kind, at_s, time.monotonic() - at_s))
+        whole_s = time.monotonic() - at_s
         _wait_until(lambda: crew.all_pushed_since(at_s) or not crew.working, f"{kind}: of a push begun since")  # noqa: B023
+        struck.append(_Fault(kind, at_s, whole_s, time.monotonic()))
         tell(f"{len(struck)} of {plan.faults} faults, {crew.pushes()} pushes acknowledged")
     return struck
 
@@ -207,6 +209,7 @@ def _strike(kind: str, servers: LocalServers | Islands, store: Store, crew: _Dri
         servers.wait_until_healed(victim.pid)
     elif kind == "stall":
         servers.stall(victim.name, random)
+        _wait_until(lambda: not servers.believes_in_what_is_stalled(), f"{victim.name}: {kind}; since then")
     elif kind == "kill":
         servers.kill(victim.name)
         servers.start_again(victim.name)
@@ -282,6 +285,17 @@ def _wait_until(condition: Callable[[], bool], when: str) -> None:
         time.sleep(0.01)
 
 
+def _longest_wait(fault: _Fault, times: list[list[tuple[float, float]]]) -> float:
+    """Of the pushes that were under way at some time between the fault and its end: from it, or from their begin."""
+    felt = (
+        end - max(begun, fault.at_s)
+        for mine in times
+        for begun, end in mine
+        if begun < fault.over_s and end > fault.at_s
+    )
+    return max(felt, default=0.0)
+
+
 def _count(
     store: Store, counts: Sequence[dict[str, int]], struck: list[_Fault], times: list[list[tuple[float, float]]]
 ) -> DrillReport:
@@ -293,10 +307,9 @@ def _count(
     back_s, longest_s = [], dict[str, float]()
     for fault in struck:
         nexts = [min((end for begun, end in mine if begun >= fault.at_s), default=None) for mine in times]
-        felt = [end - fault.at_s for end in nexts if end is not None]
-        if felt:
-            back_s.append(min(felt))
-            longest_s[fault.kind] = max(*felt, longest_s.get(fault.kind, 0.0))
+        if any(nexts):
+            back_s.append(min(end for end in nexts if end is not None) - fault.at_s)
+            longest_s[fault.kind] = max(longest_s.get(fault.kind, 0.0), _longest_wait(fault, times))
     pushes, replicated = sum(c["pushes"] for c in counts), sum(c["replicated"] for c in counts)
     whole_s = tuple(fault.whole_s for fault in struck)
     return DrillReport(len(struck), pushes, replicated, lost, doubled, tuple(back_s), whole_s, longest_s)

@@ -81,6 +81,10 @@ class Islands:
         """Some of its connections lose, from now on, what one end says."""
         self._network.stall(self._processes[name].pid, random)
 
+    def believes_in_what_is_stalled(self) -> bool:
+        """Does anybody still use a connection that was stalled?"""
+        return bool(self._network.stalled())
+
     def kill(self, name: str) -> None:
         self._processes[name].kill()
         _forget(self._processes[name])

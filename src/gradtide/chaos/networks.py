@@ -53,7 +53,7 @@ class MachineNetwork:
         self._stack = ExitStack()
         self._namespaces: dict[str, int] = {}
         self._ports: dict[str, str] = {}
-        self._lost: dict[Flow, int] = {}  # and a process at one of its ends
+        self._lost: set[Flow] = set()
         self._filters = False
         with self._stack:
             self._stack.enter_context(_new_namespace())
@@ -107,12 +107,18 @@ class MachineNetwork:
         """About half of the connections that this process has, each in one direction, for as long as they last."""
         there = flows_of(pid)
         chosen = [flow for flow in there if random.random() < 0.5] or there
-        for flow in chosen:
-            self._lost[random.choice((flow, flow.back))] = pid
         # ports are used again: what has ended must not be in the way of what comes after it
-        self._lost = {f: end for f, end in self._lost.items() if {f, f.back} & set(flows_of(end))}
+        self._lost = self.stalled() | {random.choice((flow, flow.back)) for flow in chosen}
         self._drop(self._lost)
         return len(chosen)
+
+    def stalled(self) -> set[Flow]:
+        """Those that are lost, and that one of their ends at least still believes in."""
+        there = set(flows_of("thread-self"))
+        for name in self._namespaces:
+            with self.at(name):
+                there.update(flows_of("thread-self"))
+        return {flow for flow in self._lost if flow in there or flow.back in there}
 
     def _drop(self, flows: Iterable[Flow]) -> None:
         words = "flush set netdev stalled lost\n"
@@ -130,10 +136,10 @@ class MachineNetwork:
         self._filters = True
 
 
-def flows_of(pid: int) -> list[Flow]:
+def flows_of(process: int | str) -> list[Flow]:
     """What each established connection on that process's machine says from there; nothing of a process that is gone."""
     try:
-        lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+        lines = Path(f"/proc/{process}/net/tcp").read_text().splitlines()[1:]
     except OSError:
         return []
     rows = [line.split() for line in lines]

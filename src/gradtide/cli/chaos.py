@@ -62,7 +62,7 @@ def chaos(
         p50, p99, most = report.quantile(0.5), report.quantile(0.99), max(report.back_s)
         typer.echo(f"fault to next acknowledged push: p50 {p50:.3f} s, p99 {p99:.3f} s, longest {most:.3f} s")
         longest = ", ".join(f"{kind} {seconds:.3f} s" for kind, seconds in sorted(report.longest_s.items()))
-        typer.echo(f"... to the next of every worker, the longest: {longest}")
+        typer.echo(f"the longest that a push had to wait: {longest}")
     if report.lost or report.doubled:
         raise GradtideError("the store broke its promise; its servers' output may say why")
 

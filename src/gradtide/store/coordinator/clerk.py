@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gradtide.errors import OutputError
 from gradtide.store.coordinator.membership import Membership, Record
 from gradtide.store.coordinator.peers import Tell
-from gradtide.store.wire.messages import Welcome
+from gradtide.store.wire.messages import Decree, Table, Welcome
 
 __all__ = ["Clerk"]
 
@@ -28,7 +28,19 @@ class Clerk:
         """What is not on disk nobody may be told; all is told again, since the next beat says what is not known."""
         if self._is_written(now_s):
             return told
-        return [tell for tell in told if isinstance(tell.message, Welcome) and not tell.message.token]
+        return [known for tell in told if (known := self._as_written(tell)) is not None]
+
+    def _as_written(self, tell: Tell) -> Tell | None:
+        """What may be told all the same: who lives is welcome, and who knows less than the journal hears of that."""
+        written = self.membership.written
+        match tell.message:
+            case Welcome():
+                return None if tell.message.token else tell
+            case Table() if written is not None and written.table is not None:
+                return Tell(tell.name, written.table)
+            case Decree() if written is not None and written.decree is not None:
+                return Tell(tell.name, written.decree)
+        return None
 
     def write(self) -> None:
         """All that was decided, if it is not there already."""
