@@ -139,6 +139,20 @@ def test_an_early_push_makes_the_one_before_it_go_again() -> None:
     assert [send.message.sequence for send in sends(made.tick(0.4))] == [first, second]
 
 
+def test_what_one_shard_refuses_for_now_goes_again_soon_though_others_answer() -> None:
+    """Just after a server took over, some of its shards answer and others can't yet."""
+    made = session()
+    both = [key for key in ("big", "small") for _ in made.layout((key,)).parts]
+    shares = made.layout(("big", "small")).shares(made.table)
+    share = next(share for share in shares if len(share.parts) > 1)
+    sequence, _ = made.push(made.layout(("big", "small")), ["a"] * len(both), now_s=0.0)
+    name, shards = f"s{share.server}", [part.shard for part in share.parts]
+    made.receive(name, Refused(sequence, shards[0], "early"), (), 0.1)
+    made.receive(name, Pushed(sequence, shards[1], Version(1, 1)), (), 0.1)
+    again = [send.message.sequence for send in sends(made.tick(0.2)) if send.server.name == name]
+    assert again == [sequence], "it waited for eight times the first wait"
+
+
 def test_credit_holds_back_what_the_server_has_not_taken_in() -> None:
     made = session(credit_bytes=6 << 20)
     spec = KeySpec("block", (block_elements(8),), "int64", UpdateRule("add"))
@@ -195,6 +209,7 @@ def test_a_read_that_is_older_than_what_was_seen_is_not_taken() -> None:
     read, told = made.pull(layout, now_s=0.0)
     assert sends(told)[0].message.at_least == (), "within an epoch a shard never goes back"
     assert done(made.receive(server_of("small"), Pulled(read, shard, Version(1, 6)), ("old",), 0.0)) == []
+    assert [send.message.sequence for send in sends(made.tick(1.0))] == [read], "it is asked for again"
     finished = done(made.receive(server_of("small"), Pulled(read, shard, Version(1, 7)), ("new",), 0.0))
     assert finished[0].values == {shard: ("new",)}
     made.hear(Table(1, 2, SERVERS, deal(2)), 0.0)

@@ -76,6 +76,7 @@ class Flight:
     landed: bool = False  # the server has said something about it: its bytes are no longer in flight
     tries: int = 0
     due_s: float = 0.0
+    refused: bool = False  # for now, by one of its shards: it goes again soon, whatever the others say
 
 
 @dataclass(slots=True)

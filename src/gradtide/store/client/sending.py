@@ -130,7 +130,7 @@ class Sending(Generic[V]):
     def _launch(self, operation: Operation[V], flight: Flight, now_s: float) -> Instructions[V]:
         assert self.table is not None
         wait_s = min(self.options.resend_s * 2 ** min(flight.tries, _MOST_DOUBLINGS), self.options.resend_most_s)
-        flight.sent, flight.tries, flight.due_s = True, flight.tries + 1, now_s + wait_s
+        flight.sent, flight.tries, flight.due_s, flight.refused = True, flight.tries + 1, now_s + wait_s, False
         share = next((s for s in self._shares(operation) if s.server == flight.server), None)
         values = share.select(operation.values) if share is not None and operation.values else ()
         message = self._request(operation, flight, share.name if share else b"", share.parts if share else ())
@@ -172,10 +172,15 @@ class Sending(Generic[V]):
     def _land(self, operation: Operation[V], flight: Flight, now_s: float) -> None:
         """The server has it: its credit is free, and there is no hurry to resend."""
         flight.landed = True
-        flight.due_s = max(flight.due_s, now_s + self.options.resend_most_s)
+        if not flight.refused:
+            flight.due_s = max(flight.due_s, now_s + self.options.resend_most_s)
         name = next((share.name for share in self._shares(operation) if share.server == flight.server), None)
         if name is not None and operation.kind in ("push", "pull"):
             self._known_layouts.add((flight.server, name))
+
+    def _go_again(self, flight: Flight, at_s: float) -> None:
+        """One of its shards has not done it, and will not before it is asked again."""
+        flight.refused, flight.due_s = True, min(flight.due_s, at_s)
 
     def _order(self, operation: Operation[V]) -> None:
         """What comes later to its shards comes after it."""

@@ -334,7 +334,7 @@ class Session(Sending[V]):
             case Noted():
                 done = []
             case Initialised() | Pushed() | Pulled():
-                done = self._take_answer(operation, message, values)
+                done = self._take_answer(operation, message, values, now_s)
         return done + self._send_what_fits(now_s)
 
     def lost(self, server: str, now_s: float, *, hung_up: bool = False) -> Instructions[V]:
@@ -368,12 +368,14 @@ class Session(Sending[V]):
     # --- answers ---
 
     def _take_answer(
-        self, operation: Operation[V], message: Initialised | Pushed | Pulled, values: Sequence[V]
+        self, operation: Operation[V], message: Initialised | Pushed | Pulled, values: Sequence[V], now_s: float
     ) -> Instructions[V]:
         shard = message.shard
         if shard not in operation.unanswered:
             return []
         if isinstance(message, Pulled) and message.version < operation.required.get(shard, Version()):
+            for flight in (flight for flight in operation.flights.values() if shard in flight.open):
+                self._go_again(flight, now_s + self.options.resend_s)
             return []  # it was read before something that this client has seen since: the resend will bring a newer one
         operation.answers[shard] = message
         if operation.wants_values:
@@ -402,7 +404,7 @@ class Session(Sending[V]):
             return []
         # A server that has not heard of a table or a decree yet will in a moment; one that is busy takes longer.
         soon_s = self.options.resend_s / (4 if message.reason == "busy" else 40)
-        flight.due_s = min(flight.due_s, now_s + soon_s)
+        self._go_again(flight, now_s + soon_s)
         if message.reason == "layout":
             self._forget_layouts(flight.server)
             return self._launch(operation, flight, now_s)
