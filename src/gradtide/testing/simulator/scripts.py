@@ -46,6 +46,12 @@ class WorkerPlan:
     saves_at: frozenset[int] = frozenset()  # after which rounds it takes a checkpoint
 
 
+def _until_in(actor: ClientActor) -> Steps:
+    """A worker that was struck off will be in again."""
+    while not actor.session.ready:
+        yield 0.1
+
+
 def worker_script(plan: WorkerPlan) -> Script:
     """Pull, think, push; round after round."""
 
@@ -55,10 +61,10 @@ def worker_script(plan: WorkerPlan) -> Script:
         until = 0
         yield {actor.init(spec) for spec in plan.specs}
         if plan.configures_from:
+            yield from _until_in(actor)
             yield {actor.configure(key, 7, plan.configures_from) for key in keys}
         while actor.session.step <= plan.last_round:
-            while not actor.session.ready:  # it was struck off, and will be in again
-                yield 0.1
+            yield from _until_in(actor)
             if actor.session.step > plan.last_round:
                 break
             yield {actor.pull(keys)}
