@@ -126,6 +126,22 @@ def test_a_proposal_that_is_dropped_frees_those_who_promised() -> None:
     assert membership.hear(Promise("s0", 1, proposal.number, 3, 1), 0.2) == []
 
 
+def test_a_proposal_outlives_its_coordinator_so_that_those_who_promised_are_freed() -> None:
+    """Who wanted in had died too: the rounds of those who were in waited for ever."""
+    membership = joined(0)
+    proposal = said(membership.hear(worker(1), 0.0), Propose)["s0"]
+    record = membership.take_unwritten()
+    assert record is not None
+    again = Membership.restore(record, 50.0)
+    again.hear(Beat("s0", 1), 50.1)
+    again.hear(Beat("w0", 1), 50.1)
+    asked = said(again.tick(50.6), Propose)["s0"]
+    assert asked == Propose(again.term, proposal.number)
+    decree = said(again.hear(Promise("s0", 1, asked.number, 3, 1), 50.7), Decree)["s0"]
+    assert members(decree) == [0]
+    assert decree.number > proposal.number
+
+
 def test_promises_that_are_lost_are_asked_for_again() -> None:
     membership = started()
     number = said(membership.hear(worker(0), 0.0), Propose)["s0"].number

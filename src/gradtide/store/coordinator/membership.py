@@ -164,7 +164,7 @@ class Membership:
         """Start again from the journal. Everybody in it has a lease's time to be heard of."""
         term = record.term + 1
         membership = cls(lease_s, term, record)
-        membership._rounds = RoundMembers(membership.peers, term, record.decree, record.number)
+        membership._rounds = RoundMembers.restore(membership.peers, term, record.decree, record.number)
         membership.restored = record.table.epoch if record.table is not None else 0
         if record.table is not None:
             membership.table = msgspec.structs.replace(record.table, term=term)

@@ -34,6 +34,15 @@ class RoundMembers:
     proposal: Proposal | None = None
     asked_s: float = 0.0  # when the servers were last asked for promises
 
+    @classmethod
+    def restore(cls, peers: dict[str, Peer], term: int, decree: Decree | None, number: int) -> "RoundMembers":
+        """From the journal. What was proposed last and not decreed goes on: servers may have promised, and close no
+        round before they hear of a decree, whether who wanted in comes again or not."""
+        made = cls(peers, term, decree, number)
+        if decree is not None and number > decree.number:
+            made.proposal = Proposal(number)
+        return made
+
     def update(self, table: Table | None) -> list[Tell]:
         """Somebody came or went: take the goers out at once, and ask from which round the comers can be in."""
         members = self.members
