@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ranks import Ranks, move
 
 from gradtide.collective.groups.group import Group
+from gradtide.collective.host.extents import Adding, Base, Extent
 from gradtide.collective.links.operations import all_reduce, broadcast
-from gradtide.collective.links.parts import Adding
 from gradtide.errors import ConfigError, Mismatch
 from gradtide.testing.hosts import several_hosts
 
@@ -130,7 +130,7 @@ def test_a_large_all_reduce_moves_as_much_as_a_ring():
     for hosts in (2, 3, 7):
         size_bytes = 64 * 700 * hosts
         for me in range(hosts):
-            found = all_reduce(me, hosts, size_bytes, 4, Adding(1, 1, 4))
+            found = all_reduce(me, hosts, *[Extent(Base.TENSOR, 0, size_bytes)] * 2, Adding(1, 1, 4))
             left = sum(part.first.size_bytes + part.second_bytes for part in found.parts)
             came = sum(part.arriving.size_bytes + part.result.size_bytes for part in found.parts)
             assert left == came == 2 * size_bytes * (hosts - 1) // hosts
@@ -141,7 +141,7 @@ def test_no_host_of_a_large_broadcast_sends_it_more_than_twice():
     for hosts in (3, 7):
         size_bytes = 64 * 1000 * hosts
         for me in range(hosts):
-            found = broadcast(me, hosts, 1, size_bytes)
+            found = broadcast(me, hosts, 1, *[Extent(Base.TENSOR, 0, size_bytes)] * 2)
             left = sum(part.first.size_bytes + part.second_bytes for part in found.parts)
             came = sum(part.arriving.size_bytes + part.result.size_bytes for part in found.parts)
             assert left <= 2 * size_bytes

@@ -6,6 +6,7 @@ atomics.py       what numba lacks: atomics, addresses, system calls
 arithmetic.py    what a reduction does with a block of elements, for each type and reduction
 meeting.py       counters, and meetings of all ranks
 reducing.py      all-reduce in one call
+handing.py       what ranks of a host hand each other through the slots, added up or as it is
 sockets.py       system calls on sockets that never wait
 exchange.py      an exchange between hosts: all links at once, added up while the rest arrives
 compiled.py      compiles all that when first asked for, or loads it from the disk
@@ -22,6 +23,9 @@ from gradtide.kernels.words import (
     WAITING,
     Deal,
     ExchangePlan,
+    HandEntry,
+    HandKind,
+    HandPlan,
     Head,
     Line,
     LinkRow,
@@ -40,6 +44,9 @@ __all__ = [
     "WAITING",
     "Deal",
     "ExchangePlan",
+    "HandEntry",
+    "HandKind",
+    "HandPlan",
     "Head",
     "Line",
     "LinkRow",

@@ -19,6 +19,7 @@ from numba.core.errors import NumbaIRAssumptionWarning
 from gradtide.even_share import even_share
 from gradtide.kernels.arithmetic import write_block
 from gradtide.kernels.exchange import exchange, resume_exchange
+from gradtide.kernels.handing import hand
 from gradtide.kernels.meeting import before_sleep, raise_counter, spin, step
 from gradtide.kernels.reducing import all_reduce, reduce_sources
 from gradtide.kernels.words import Op
@@ -56,7 +57,8 @@ class KERNELS:
     RAISE = Kernel(raise_counter, 2)
     SPIN = Kernel(spin, 4)
     BEFORE_SLEEP = Kernel(before_sleep, 1)
-    EXCHANGE = Kernel(exchange, 3)
+    EXCHANGE = Kernel(exchange, 4)
+    HAND = Kernel(hand, 4)
     RESUME_EXCHANGE = Kernel(resume_exchange, 1)
 
 

@@ -4,7 +4,8 @@ On every link goes, in each direction: a head that says what is asked for, then 
 first part is there from the beginning (what a peer is to add up, or to have). The second is this host's own share of
 the result: it leaves as far as it is ready, which is how an all-reduce overlaps its two halves. It waits until every
 peer's head is here and asks for the same. So after a mismatch no second part is on its way, and what is left of the
-first parts is read and dropped: the links are clean again.
+first parts is read and dropped: the links are clean again. Nor has anything been written to the caller's memory: before
+all have agreed, what arrives goes into stages, or waits.
 
 No exchange waits for ever: it comes back after a bounded time with WAITING, and goes on where it was when called again.
 """
@@ -25,14 +26,15 @@ _BLOCK_BYTES = 16 << 10  # three hosts and more: a reduction works through block
 _HEAD_BYTES = 8 * Head.WORDS
 
 
-def exchange(plan: Any, tensor: Any, out: Any) -> Any:
+def exchange(plan: Any, tensor: Any, out: Any, scratch: Any) -> Any:
     """Begins an exchange by a plan, on these addresses; the rest is as below."""
-    deal = word(plan, ExchangePlan.DEAL)
-    sequence = word(deal, word(plan, ExchangePlan.COUNT)) + 1
+    deal, counter = word(plan, ExchangePlan.DEAL), word(plan, ExchangePlan.SEQUENCE)
+    sequence = word(counter, 0) + 1
+    set_word(counter, 0, sequence)
     copy(deal, plan + 8 * ExchangePlan.TEMPLATE, 8 * word(plan, ExchangePlan.COUNT))
-    set_word(deal, word(plan, ExchangePlan.COUNT), sequence)
     _add(deal, word(plan, ExchangePlan.TENSOR_AT), word(plan, ExchangePlan.TENSOR_COUNT), tensor)
     _add(deal, word(plan, ExchangePlan.OUT_AT), word(plan, ExchangePlan.OUT_COUNT), out)
+    _add(deal, word(plan, ExchangePlan.SCRATCH_AT), word(plan, ExchangePlan.SCRATCH_COUNT), scratch)
     for link in range(word(deal, Deal.LINKS)):
         head = word(_row(deal, link), LinkRow.HEAD)
         set_word(head, Head.SEQUENCE, sequence)
@@ -64,7 +66,7 @@ def _run(deal: Any) -> Any:
         moved = _move_all(deal)
         if moved < 0:
             return BROKEN
-        moved += _reduce_arrived(deal)
+        moved += _reduce_arrived(deal) + _copy_some(deal)
         set_word(deal, Deal.MOVED, word(deal, Deal.MOVED) + moved)
         if _all_done(deal):
             return MISMATCHED if word(deal, Deal.REFUSED) else DONE
@@ -182,7 +184,7 @@ def _place(deal: Any, row: Any, received: Any) -> Any:
         left = word(row, LinkRow.RESULT_BYTES) - (come - first) if _agreed(deal) else 0
         return word(row, LinkRow.RESULT) + come - first, left
     if word(row, LinkRow.ARRIVING):
-        return word(row, LinkRow.ARRIVING) + come, first - come
+        return word(row, LinkRow.ARRIVING) + come, first - come if _agreed(deal) else 0
     room, within = word(deal, Deal.STAGE_BYTES), come % word(deal, Deal.STAGE_BYTES)
     free = min(room - within, word(deal, Deal.READY) + room - come)
     return word(row, LinkRow.STAGE) + within, min(first - come, free)
@@ -254,6 +256,18 @@ def _reduce_block(deal: Any, begin: Any, within: Any, count: Any) -> None:
         function = word(deal, Deal.LAST) if last else word(deal, Deal.COMBINE)
         call_block(function, out, left, _source(deal, host, begin, within), 0, count, word(deal, Deal.DIVISOR))
         left = out
+
+
+@register_jitable
+def _copy_some(deal: Any) -> Any:
+    """Of a share that is this host's own contribution: a part of it, then the links have their turn."""
+    left = word(deal, Deal.MINE_BYTES) - word(deal, Deal.READY)
+    if word(deal, Deal.COPIES) == 0 or left <= 0 or not _agreed(deal):
+        return 0
+    begin, length = word(deal, Deal.READY), min(left, word(deal, Deal.MOST_BYTES))
+    copy(word(deal, Deal.MINE) + begin, word(deal, Deal.OWN) + begin, length)
+    set_word(deal, Deal.READY, begin + length)
+    return length
 
 
 # --- Ending and waiting ---

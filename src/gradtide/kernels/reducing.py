@@ -12,7 +12,7 @@ from gradtide.kernels.atomics import call_block, copy, set_word, word
 from gradtide.kernels.meeting import all_reached, all_sign, line_of, show, slot_of
 from gradtide.kernels.words import BUFFERS, DONE, MISMATCHED, WAITING, Line, Me, Plan, Row
 
-__all__ = ["all_reduce", "reduce_sources"]
+__all__ = ["all_reduce", "reduce_rows", "reduce_sources"]
 
 _BLOCK_BYTES = 8192  # three ranks and more: a reduction works through blocks that stay in the first-level cache
 _ALIGN_BYTES = 64  # parts begin on cache lines, so that two ranks never write the same one
@@ -42,7 +42,7 @@ def all_reduce(plan: Any, tensor: Any) -> Any:
 
 def reduce_sources(me: Any, target: Any, count: Any, item: Any, combine: Any, last: Any) -> Any:
     """target = the sources that ME names, in rank order."""
-    _reduce(me, 0, target, count, item, combine, last)
+    reduce_rows(me, 0, target, count, item, combine, last)
     return DONE
 
 
@@ -201,7 +201,7 @@ def _reduce_part(me: Any, plan: Any, sequence: Any, size_bytes: Any) -> None:
     begin, end = _part(size_bytes // item, word(me, Me.RANK), word(me, Me.SIZE), item)
     target = slot_of(me, 0, sequence) + begin * item
     _aim_at_slots(me, sequence)
-    _reduce(me, begin * item, target, end - begin, item, word(plan, Plan.COMBINE), word(plan, Plan.LAST))
+    reduce_rows(me, begin * item, target, end - begin, item, word(plan, Plan.COMBINE), word(plan, Plan.LAST))
 
 
 @register_jitable
@@ -211,11 +211,11 @@ def _reduce_whole(me: Any, plan: Any, sequence: Any, target: Any, size_bytes: An
     _aim_at_slots(me, sequence)
     if word(me, Me.RANK) < 2:
         set_word(me, Me.SOURCES + word(me, Me.RANK), target)
-    _reduce(me, 0, target, size_bytes // item, item, word(plan, Plan.COMBINE), word(plan, Plan.LAST))
+    reduce_rows(me, 0, target, size_bytes // item, item, word(plan, Plan.COMBINE), word(plan, Plan.LAST))
 
 
 @register_jitable
-def _reduce(me: Any, skip: Any, target: Any, count: Any, item: Any, combine: Any, last: Any) -> None:
+def reduce_rows(me: Any, skip: Any, target: Any, count: Any, item: Any, combine: Any, last: Any) -> None:
     """target = the sources in rank order, from so many bytes on, one operation after the other."""
     ranks = word(me, Me.SIZE)
     if ranks == 1 and target != word(me, Me.SOURCES) + skip:

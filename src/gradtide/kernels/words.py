@@ -12,6 +12,9 @@ __all__ = [
     "WAITING",
     "Deal",
     "ExchangePlan",
+    "HandEntry",
+    "HandKind",
+    "HandPlan",
     "Head",
     "Line",
     "LinkRow",
@@ -97,6 +100,45 @@ class _Plan(NamedTuple):
     WORDS: int = 6
 
 
+class _HandKinds(NamedTuple):
+    """What an entry of a hand plan is for."""
+
+    SHOW: int = 0  # FROM is put into a row of this rank's slot
+    SUM: int = 1  # a row of all ranks is added up, in rank order; this rank's own is at FROM
+    TAKE: int = 2  # from a row of SOURCE's slot
+    COPY: int = 3  # from this rank's own memory
+
+
+class _HandEntry(NamedTuple):
+    """One thing that a rank does when the ranks of a host hand each other what they have."""
+
+    KIND: int = 0
+    SOURCE: int = 1
+    ROW: int = 2
+    SKIP: int = 3  # where in the row it begins
+    FROM_BASE: int = 4  # what the offset counts from: 1 the tensor, 2 the output, 3 the scratch memory
+    FROM: int = 5
+    TO_BASE: int = 6
+    TO: int = 7
+    BYTES: int = 8
+    WORDS: int = 9
+
+
+class _HandPlan(NamedTuple):
+    """What ranks of a host hand each other, as one of them sees it."""
+
+    ME: int = 0
+    SIGNATURE: int = 1
+    PIECES: int = 2  # one at least; as many on every rank
+    PIECE_BYTES: int = 3  # of each row
+    ENTRIES: int = 4  # how many
+    COMBINE: int = 5  # address of the block that adds a rank
+    LAST: int = 6  # of the one that adds the last rank
+    ITEM: int = 7
+    FIRST: int = 8  # from here on: the entries
+    WORDS: int = 8
+
+
 class _Head(NamedTuple):
     """What goes first on a link between hosts, at every operation."""
 
@@ -123,31 +165,35 @@ class _Deal(NamedTuple):
     DIVISOR: int = 11
     FOLLOWS: int = 12  # 1 + the link whose first part is this host's share; 0 if none
     OVERWRITES: int = 13  # whether the result goes where first parts leave from
-    HEARD: int = 14  # heads that are here
-    REFUSED: int = 15  # and ask for something else
-    MOVED: int = 16  # bytes, for who asks whether it goes on
-    BROKEN_LINK: int = 17
-    ERROR: int = 18  # its number
-    STAGE_BYTES: int = 19  # of a link's stage
-    GRAIN_BYTES: int = 20  # less is not worth adding up yet
-    MOST_BYTES: int = 21  # one way, before the other has its turn
-    SLEEP_MS: int = 22
-    TURN_NS: int = 23  # after which Python looks around
-    WORDS: int = 24
+    COPIES: int = 14  # whether this host's share is its contribution as it is
+    HEARD: int = 15  # heads that are here
+    REFUSED: int = 16  # and ask for something else
+    MOVED: int = 17  # bytes, for who asks whether it goes on
+    BROKEN_LINK: int = 18
+    ERROR: int = 19  # its number
+    STAGE_BYTES: int = 20  # of a link's stage
+    GRAIN_BYTES: int = 21  # less is not worth adding up yet
+    MOST_BYTES: int = 22  # one way, before the other has its turn
+    SLEEP_MS: int = 23
+    TURN_NS: int = 24  # after which Python looks around
+    WORDS: int = 25
 
 
 class _ExchangePlan(NamedTuple):
     """What is the same at every exchange of one kind and size, as it is before addresses are known."""
 
-    DEAL: int = 0  # address of the words that an exchange works on; behind them stands how many there were
+    DEAL: int = 0  # address of the words that an exchange works on
     COUNT: int = 1  # of those words
-    SIGNATURE: int = 2
-    TENSOR_AT: int = 3  # address of the places of words that the tensor's address is added to
-    TENSOR_COUNT: int = 4
-    OUT_AT: int = 5  # and of those that the output's is
-    OUT_COUNT: int = 6
-    TEMPLATE: int = 7  # from here on: the words as they begin
-    WORDS: int = 7
+    SEQUENCE: int = 2  # address of how many there were
+    SIGNATURE: int = 3
+    TENSOR_AT: int = 4  # address of the places of words that the tensor's address is added to
+    TENSOR_COUNT: int = 5
+    OUT_AT: int = 6  # and of those that the output's is
+    OUT_COUNT: int = 7
+    SCRATCH_AT: int = 8  # and of those that the scratch memory's is
+    SCRATCH_COUNT: int = 9
+    TEMPLATE: int = 10  # from here on: the words as they begin
+    WORDS: int = 10
 
 
 class _LinkRow(NamedTuple):
@@ -172,4 +218,5 @@ class _LinkRow(NamedTuple):
 
 
 Op, Line, Me, Row, Plan = _Ops(), _CounterLine(), _Me(), _Row(), _Plan()
+HandKind, HandEntry, HandPlan = _HandKinds(), _HandEntry(), _HandPlan()
 Head, Deal, LinkRow, ExchangePlan = _Head(), _Deal(), _LinkRow(), _ExchangePlan()

@@ -44,6 +44,16 @@ class Hosts:
     def all_leaders(self) -> list[int]:
         return sorted(set(self.leaders))
 
+    def rail_of(self, rank: int) -> list[int]:
+        """The ranks of the other hosts that are there what this one is here: first, second and so on. None if not every
+        host has that many."""
+        here, others = (
+            self.together_with(rank),
+            [leader for leader in self.all_leaders() if leader != self.leaders[rank]],
+        )
+        found = [self.together_with(leader)[here.index(rank) :][:1] for leader in others]
+        return [other for ranks in found for other in ranks] if all(found) else []
+
 
 def open_store(launch: Launch, timeout_s: float) -> Any:
     """The key-value store that a launcher's MASTER_ADDR and MASTER_PORT name; rank 0 holds it unless an agent does."""

@@ -5,7 +5,7 @@ calls.py           its calls: one at a time and in order, now or in the backgrou
 ordered_queue.py   work that must happen in order, now or in the background
 messages.py        its messages between two ranks: by tag, from anybody, now or in the background
 joining.py         how a group comes to be, on one host or on many
-many_hosts.py      every collective between hosts: shared memory inside, one leader a host between
+many_hosts.py      every collective between hosts: shared memory inside, links between
 device_group.py    a group whose tensors lie on an accelerator: torch.distributed's own, beside a Group
 probing.py         measures the links between the ranks
 preload.py         all of this loaded ahead, by a process that makes workers by fork

@@ -12,11 +12,12 @@ import torch
 
 from gradtide.collective.groups.many_hosts import ManyHosts
 from gradtide.collective.groups.ordered_queue import OrderedQueue
-from gradtide.collective.host.one_host import AllReduce, Call, OneHost
+from gradtide.collective.host.one_host import Call, OneHost
 from gradtide.collective.host.prepare import give_back, plain
 from gradtide.collective.host.signature import Signature
 from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost, PeerTimeout
 from gradtide.handle import Handle
+from gradtide.kernels import DONE
 
 __all__ = ["Calls"]
 
@@ -34,7 +35,8 @@ class Calls:
         self._name, self._backend, self.timeout_s = name, backend, timeout_s
         self._board = (backend if isinstance(backend, OneHost) else backend.host).board
         self.lane = OrderedQueue()
-        self.plans: dict[Hashable, AllReduce] = {}  # what may be run without asking here; none once the group is broken
+        # What may be run without asking here, as the backend takes it; none once the group is broken.
+        self.plans: dict[Hashable, Any] = {}
         self._broken = ""
         self._broken_by: type[CommunicationError] = CommunicationError
         self._at_end = weakref.finalize(self, _leave, backend)
@@ -54,7 +56,7 @@ class Calls:
             self._backend.close()
         self.lane.close(self.timeout_s)
 
-    def remember(self, key: Hashable, plan: AllReduce) -> None:
+    def remember(self, key: Hashable, plan: Any) -> None:
         if len(self.plans) >= _REMEMBERED:
             self.plans.clear()
         self.plans[key] = plan
@@ -77,6 +79,8 @@ class Calls:
         timeout_s: float | None,
     ) -> Any:
         """Work that changes a tensor, which is what comes back."""
+        if not async_op and self._now(signature, tensor, tensor, timeout_s):
+            return tensor
         prepared = plain(tensor)
 
         def whole(call: Call) -> Tensor:
@@ -95,6 +99,8 @@ class Calls:
         timeout_s: float | None,
     ) -> Any:
         """Work that fills `out` from a tensor."""
+        if not async_op and self._now(signature, tensor, out, timeout_s):
+            return out
         source, target = plain(tensor), plain(out)
 
         def whole(call: Call) -> Tensor:
@@ -102,6 +108,30 @@ class Calls:
             return give_back(target, out)
 
         return self.run(signature, whole, async_op, timeout_s)
+
+    def _now(self, signature: Signature, tensor: Tensor, out: Tensor, timeout_s: float | None) -> bool:
+        """Runs it the shortest way, if there is one: between hosts, and as an operation of its kind went before. Not
+        what may look contiguous and yet be changed when it is read: a conjugate, or a single number of one."""
+        backend = self._backend
+        if isinstance(backend, OneHost) or self._broken or (plan := backend.planned(signature)) is None:
+            return False
+        if not (tensor.is_cpu and tensor.is_contiguous() and out.is_cpu and out.is_contiguous()):
+            return False
+        if tensor.numel() < 2 or tensor.is_complex() or not self.lane.enter():
+            return False
+        try:
+            self._board.check_process()
+            try:
+                code = backend.run_now(plan, tensor.data_ptr(), out.data_ptr())
+            except BaseException as error:  # a signal's, such as Ctrl-C: it came in the middle
+                self.give_up(error)
+                raise
+            if code != DONE:
+                limit_s = self.timeout_s if timeout_s is None else timeout_s
+                self.guarded(lambda: backend.finish(plan, tensor, code, limit_s))
+        finally:
+            self.lane.leave()
+        return True
 
     @overload
     def run(

@@ -16,7 +16,7 @@ from gradtide.collective.groups.joining import join_beside, join_job, join_one_h
 from gradtide.collective.groups.many_hosts import ManyHosts
 from gradtide.collective.groups.messages import Messages
 from gradtide.collective.groups.probing import probe_links
-from gradtide.collective.host.one_host import AllReduce, Call, OneHost
+from gradtide.collective.host.one_host import Call, OneHost
 from gradtide.collective.host.prepare import output, plain
 from gradtide.collective.host.reductions import Reduction, reduction
 from gradtide.collective.host.signature import Signature, sign
@@ -53,7 +53,8 @@ class Group:
         self._host = backend if isinstance(backend, OneHost) else backend.host
         self._calls = Calls(name, backend, timeout_s)
         self.messages = Messages(backend, self._calls)
-        self._plans, self._all_reduce_now = self._calls.plans, backend.all_reduce_now
+        self._plans = self._calls.plans
+        self._all_reduce_now: Callable[[Any, int], int] = backend.all_reduce_now
         self._enter, self._leave = self._calls.lane.enter, self._calls.lane.leave
         self._chosen: dict[tuple[str | Path, int], Schedule] = {}
 
@@ -139,7 +140,7 @@ class Group:
         if (plan := backend.plan(signature, tensor.numel(), how)) is not None:
             self._calls.remember(key, plan)
 
-    def _in_turn(self, plan: AllReduce, tensor: Tensor, async_op: bool, timeout_s: float | None) -> Any:
+    def _in_turn(self, plan: Any, tensor: Tensor, async_op: bool, timeout_s: float | None) -> Any:
         """By a plan too, but not right now: in the background, or after what is there."""
         memory = tensor.detach()  # as it is now, whatever becomes of the tensor
 
@@ -149,7 +150,7 @@ class Group:
 
         return self._calls.run(plan.signature, work, async_op, timeout_s)
 
-    def _finish(self, plan: AllReduce, tensor: Tensor, code: int, timeout_s: float | None) -> None:
+    def _finish(self, plan: Any, tensor: Tensor, code: int, timeout_s: float | None) -> None:
         limit = self.timeout_s if timeout_s is None else timeout_s
         self._calls.guarded(lambda: self._backend.finish(plan, tensor, code, limit))
 
@@ -222,9 +223,10 @@ class Group:
         signature = sign(f"gather(to {root})", tensor.dtype, tuple(tensor.shape))
         if self.rank != root:
             source = plain(tensor)
-            return self._calls.run(signature, lambda c: self._backend.gather(c, source, None), async_op, timeout_s)
+            gather = partial(self._backend.gather, tensor=source, out=None, root=root)
+            return self._calls.run(signature, gather, async_op, timeout_s)
         out = output(tensor, (self.size, *tensor.shape), out)
-        return self._calls.into(signature, tensor, out, self._backend.gather, async_op, timeout_s)
+        return self._calls.into(signature, tensor, out, partial(self._backend.gather, root=root), async_op, timeout_s)
 
     def scatter(
         self,

@@ -16,8 +16,7 @@ from gradtide.collective.groups.many_hosts import Between, ManyHosts
 from gradtide.collective.host.board import Board, BoardLayout
 from gradtide.collective.host.one_host import OneHost
 from gradtide.collective.host.rank_watch import RankWatch
-from gradtide.collective.links.connecting import connect_leaders, open_links
-from gradtide.collective.links.far import Far
+from gradtide.collective.links.connecting import connect_hosts, open_links
 from gradtide.collective.links.links import shut
 from gradtide.environment import Launch
 from gradtide.errors import ConfigError
@@ -68,8 +67,8 @@ def join_store(
         found = address() or socket.gethostbyname(socket.gethostname())
         gloo = open_gloo(store, rank, size, found, timeout_s)
         lines = join_lifelines(store, rank, size, found, timeout_s)
-        leads = rank == hosts.leaders[rank]
-        sockets = connect_leaders(store, rank, leaders, found, lines, timeout_s) if leads else {}
+        apart = [other for other in range(size) if other == rank or other not in here]
+        sockets = connect_hosts(store, rank, apart, found, lines, timeout_s)
     except BaseException:
         for line in lines.values():
             line.close()
@@ -84,9 +83,9 @@ def join_store(
         shut(sockets.values())
 
     watch = host.board.watch = RankWatch(rank, lines, interrupt)
-    far = Far(open_links(rank, leaders, sockets, watch), size) if leads else None
+    links = open_links(hosts.rail_of(rank), sockets, watch)
     runner = Runner(host, rank, here, size, lambda timeout_s: WatchedWire(gloo, watch, timeout_s))
-    return ManyHosts(host, hosts, rank, Between(far, gloo, watch)), runner, host_of
+    return ManyHosts(host, hosts, rank, Between(links, gloo, watch)), runner, host_of
 
 
 @functools.cache

@@ -1,25 +1,31 @@
-"""The collectives of ranks on several hosts: shared memory inside a host, links of their leaders between.
+"""The collectives of ranks on several hosts: shared memory inside a host, links of our own between.
 
-An operation has three parts: the ranks of each host meet and bring together what is theirs, the leaders exchange it,
-and each host hands out the result. What a rank asks for is compared where they meet anyway: a mismatch inside a host
-or between hosts is found by those who meet, and then told to everybody, so that all raise the same and go on.
+links/stages.py says what an operation is made of. What a rank asks for is compared where ranks meet anyway: a mismatch
+inside a host or between hosts is found by those who meet, and then told to everybody, so that all raise the same and go
+on.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
 from gradtide.collective.executors.gloo import Gloo
 from gradtide.collective.executors.torch_wire import MessageWire
 from gradtide.collective.host.announcement import Announcement
-from gradtide.collective.host.one_host import AllReduce, Call, OneHost
+from gradtide.collective.host.extents import Adding, Base, Extent
+from gradtide.collective.host.one_host import Call, OneHost
 from gradtide.collective.host.rank_watch import RankWatch
 from gradtide.collective.host.reductions import Reduction, reduction
 from gradtide.collective.host.signature import Signature, sign
+from gradtide.collective.links import row_stages, stages
 from gradtide.collective.links.far import TEXT_BYTES, Far
-from gradtide.collective.links.links import Disagreement
+from gradtide.collective.links.links import Disagreement, HostLinks
+from gradtide.collective.links.operations import shares
+from gradtide.collective.links.place import RankPlace, Stages
+from gradtide.collective.links.running import Planned, StageRunner
 from gradtide.errors import Mismatch
 from gradtide.kernels import DONE
 from gradtide.transport.hosts import Hosts
@@ -28,13 +34,16 @@ __all__ = ["Between", "ManyHosts"]
 
 _AGREEMENT, _DISAGREEMENT = sign("what the hosts ask for"), sign("something that the other hosts do not ask for")
 _MESSAGE = 1 << 26  # a tag; below it are those of schedules
+_REMEMBERED = 1024  # plans
+Tensor = torch.Tensor
+Build = Callable[[], Stages]
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What a rank has besides its host: links if it leads it, Gloo for messages and schedules, and who lives."""
+    """What a rank has besides its host: links, Gloo for messages and schedules, and who lives."""
 
-    far: Far | None
+    links: HostLinks
     gloo: Gloo
     watch: RankWatch
 
@@ -44,22 +53,27 @@ class ManyHosts:
 
     def __init__(self, host: OneHost, hosts: Hosts, rank: int, between: Between) -> None:
         self.host, self.rank, self.size, self.watch = host, rank, len(hosts.leaders), between.watch
-        self._gloo, self._far = between.gloo, between.far
+        self._gloo, self._links = between.gloo, between.links
         self._here = hosts.together_with(rank)  # global ranks by local rank
         self._leaders = hosts.all_leaders()
-        self._host = self._leaders.index(hosts.leaders[rank])  # this one's number
-        self._host_of = [self._leaders.index(leader) for leader in hosts.leaders]
-        self._counts = tuple(hosts.leaders.count(leader) for leader in self._leaders)  # ranks of each host
+        counts = tuple(hosts.leaders.count(leader) for leader in self._leaders)
+        self._place = RankPlace(self._leaders.index(hosts.leaders[rank]), self._here.index(rank), counts)
+        self._places = [
+            (self._leaders.index(leader), hosts.together_with(leader).index(other))
+            for other, leader in enumerate(hosts.leaders)
+        ]
         self._order = [other for leader in self._leaders for other in hosts.together_with(leader)]
         self._in_order = self._order == sorted(self._order)  # whether each host's ranks stand together
-        self._alone = host.size == 1
+        self._scattered = None if self._in_order else "in another order"
+        self._far = Far(between.links, self._place.host, len(counts), self.size) if self._place.drives else None
+        self._runner = StageRunner(host.board, between.links, between.watch)
+        self._plans: dict[Hashable, Planned] = {}  # by the number of a signature, or that and more
         self.in_good_order = True  # as OneHost's
 
     def close(self) -> None:
         self.host.in_good_order = self.in_good_order
         self.watch.close(in_good_order=self.in_good_order)
-        if self._far is not None:
-            self._far.links.close()
+        self._links.close()
         self._gloo.close()
         self.host.close()
 
@@ -67,19 +81,19 @@ class ManyHosts:
 
     @contextmanager
     def together(self, call: Call) -> Iterator[None]:
-        """What is not one exchange runs inside this (schedules): it begins when all ranks have come for the same thing,
-        and what happens to any of them ends it for all."""
+        """What is not made of stages runs inside this (schedules): it begins when all ranks have come for the same
+        thing, and what happens to any of them ends it for all."""
         with self.watch.during(call.signature.text, call.timeout_s):
             try:
-                self._meet(call)
+                self._run_inside(call, lambda: stages.barrier(self._place), torch.empty(0), more="barrier")
             except (Mismatch, Disagreement) as error:
                 raise self._explained(call, error) from None
             yield
 
     @contextmanager
-    def _checked(self, call: Call) -> Iterator[None]:
+    def _checked(self, call: Call, *, entered: bool = False) -> Iterator[None]:
         """Every collective runs inside this: what happens to any rank ends it for all."""
-        with self.watch.during(call.signature.text, call.timeout_s):
+        with self.watch.during(call.signature.text, call.timeout_s, entered=entered):
             try:
                 yield
             except (Mismatch, Disagreement) as error:
@@ -92,8 +106,8 @@ class ManyHosts:
         return Mismatch(f"the hosts ask for different things ({sides}); make them call the same operation")
 
     def _say(self, call: Call, error: Exception) -> dict[int, str]:
-        """What each host asks for, by its leader. Who finds a mismatch inside a host tells the other hosts, and who
-        finds one between hosts tells its host, whose ranks wait for the result."""
+        """What each host asks for, by its leader. Who finds a mismatch inside a host tells the other hosts, on every
+        rail; who finds one between hosts tells those of its host that do not drive, and wait for the result."""
         rows = torch.zeros(len(self._leaders), TEXT_BYTES, dtype=torch.uint8)
         if self._far is not None:
             mine = call.signature.text
@@ -104,166 +118,176 @@ class ManyHosts:
             else:
                 with suppress(Mismatch):
                     self.host.barrier(Call(_DISAGREEMENT, self.watch.remaining_s()))
-            rows = self._far.say(mine, self.watch.remaining_s())
+            if self._place.local == 0:
+                rows = self._far.say(mine, self.watch.remaining_s())
         self.host.broadcast(Call(_AGREEMENT, self.watch.remaining_s()), rows, 0)
         texts = [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
         return dict(zip(self._leaders, texts, strict=True))
 
-    def _exchange(self, between: Callable[[Far], None]) -> None:
-        """The leaders' part. Before and after it the ranks of a host meet, so that each hears of a mismatch."""
-        if self._far is not None:
-            between(self._far)
+    # --- Running ---
 
-    def _meet(self, call: Call) -> None:
-        self._meet_here(call)
-        self._exchange(lambda far: far.barrier(call))
-        self._meet_here(call)
+    def planned(self, signature: Signature) -> Planned | None:
+        """What an operation that went before, on the caller's own memory, was made of: for run_now()."""
+        return self._plans.get(signature.number)
 
-    def _meet_here(self, call: Call) -> None:
-        if not self._alone:
-            self.host.barrier(call)
+    def run_now(self, plan: Planned, tensor: int, out: int) -> int:
+        """The short way: compiled calls, with next to nothing around them. Who gets another code than DONE goes on with
+        finish()."""
+        self.watch.enter()
+        code = self._runner.begin(plan, tensor, out)
+        if code == DONE:
+            self.watch.finish()
+        return code
+
+    def all_reduce_now(self, plan: Planned, tensor: int) -> int:
+        return self.run_now(plan, tensor, tensor)
+
+    def finish(self, plan: Planned, tensor: Tensor, code: int, timeout_s: float) -> None:
+        """Sees one that did not end at once to its end."""
+        with self._checked(Call(plan.signature, timeout_s), entered=True):
+            self._runner.finish(code, timeout_s)
+
+    def run(self, plan: Planned, tensor: Tensor, timeout_s: float) -> None:
+        code = self.all_reduce_now(plan, tensor.data_ptr())
+        if code != DONE:
+            self.finish(plan, tensor, code, timeout_s)
+
+    def plan(self, signature: Signature, count: int, how: Reduction) -> Planned | None:
+        return self.planned(signature)
+
+    def _run(self, call: Call, build: Build, tensor: Tensor, out: Tensor | None = None, more: Hashable = None) -> None:
+        """One operation. more: what a plan depends on besides the signature; such a one is not for run_now()."""
+        with self._checked(call):
+            self._run_inside(call, build, tensor, out, more)
+
+    def _run_inside(
+        self, call: Call, build: Build, tensor: Tensor, out: Tensor | None = None, more: Hashable = None
+    ) -> None:
+        number = call.signature.number
+        key = number if more is None else (number, more)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _REMEMBERED:
+                self._plans.clear()
+            plan = self._plans[key] = self._runner.plan(call.signature, build())
+        code = self._runner.begin(plan, tensor.data_ptr(), (tensor if out is None else out).data_ptr())
+        self._runner.finish(code, call.timeout_s)
+        self.watch.moved()
 
     # --- Collectives ---
 
     def barrier(self, call: Call) -> None:
         with self._checked(call):
-            self._meet(call)
+            self._run_inside(call, lambda: stages.barrier(self._place), torch.empty(0), more="barrier")
 
-    def all_reduce(self, call: Call, tensor: torch.Tensor, how: Reduction) -> None:
-        with self._checked(call):
-            self._all_reduce(call, tensor, how)
-
-    def _all_reduce(self, call: Call, tensor: torch.Tensor, how: Reduction) -> None:
-        if not self._alone:
-            self.host.all_reduce(call, tensor, _inside(how))
-        if self._far is not None:
-            self._far.all_reduce(call, tensor, how)
-        if not self._alone:
-            self.host.broadcast(call, tensor, 0)
-
-    # The short way, for a rank that is alone on its host: one compiled call, as OneHost's.
-
-    def plan(self, signature: Signature, count: int, how: Reduction) -> AllReduce | None:
-        if not self._alone or self._far is None:
-            return None
-        prepared = self._far.plan_all_reduce(signature, count * how.item_bytes, how)
-        return AllReduce(prepared.address, signature, prepared.words, prepared)
-
-    def all_reduce_now(self, plan: int, tensor: int) -> int:
-        assert self._far is not None
-        self.watch.enter()
-        code = self._far.links.begin(plan, tensor)
-        if code == DONE:
-            self.watch.finish()
-        return code
-
-    def run(self, plan: AllReduce, tensor: torch.Tensor, timeout_s: float) -> None:
-        code = self.all_reduce_now(plan.address, tensor.data_ptr())
-        if code != DONE:
-            self.finish(plan, tensor, code, timeout_s)
-
-    def finish(self, plan: AllReduce, tensor: torch.Tensor, code: int, timeout_s: float) -> None:
-        """Sees one that did not end at once to its end."""
-        assert self._far is not None
-        call = Call(plan.signature, timeout_s)
-        with self.watch.during(plan.signature.text, timeout_s, entered=True):
-            try:
-                self._far.links.finish(code)
-            except Disagreement as error:
-                raise self._explained(call, error) from None
-
-    def broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> None:
-        with self._checked(call):
-            self._broadcast(call, tensor, root)
-
-    def _broadcast(self, call: Call, tensor: torch.Tensor, root: int) -> None:
-        home = self._host_of[root]
-        if home == self._host and not self._alone:
-            self.host.broadcast(call, tensor, self._here.index(root))
+    def all_reduce(self, call: Call, tensor: Tensor, how: Reduction) -> None:
+        if how.blocks is None:
+            with self._checked(call):
+                tensor.copy_(self._reduced_by_torch(call, tensor, how))
         else:
-            self._meet_here(call)
-        self._exchange(lambda far: far.broadcast(call, tensor, home))
-        if home == self._host:
-            self._meet_here(call)
-        else:
-            self._hand_out(call, tensor)
+            inside, between = self._adding(how)
+            self._run(call, lambda: stages.all_reduce(self._place, tensor.nbytes, inside, between), tensor)
 
-    def reduce(self, call: Call, tensor: torch.Tensor, how: Reduction, root: int) -> None:
-        with self._checked(call):
-            copy = tensor.clone()
-            self._all_reduce(call, copy, how)
+    def reduce(self, call: Call, tensor: Tensor, how: Reduction, root: int) -> None:
+        if how.blocks is None:
+            with self._checked(call):
+                reduced = self._reduced_by_torch(call, tensor, how)
             if self.rank == root:
-                tensor.copy_(copy)
+                tensor.copy_(reduced)
+        else:
+            inside, between = self._adding(how)
+            home = self._places[root]
+            self._run(call, lambda: stages.reduce(self._place, tensor.nbytes, home, inside, between), tensor)
 
-    def all_gather(self, call: Call, tensor: torch.Tensor, out: torch.Tensor) -> None:
+    def broadcast(self, call: Call, tensor: Tensor, root: int) -> None:
+        self._run(call, lambda: stages.broadcast(self._place, tensor.nbytes, self._places[root]), tensor)
+
+    def all_gather(self, call: Call, tensor: Tensor, out: Tensor) -> None:
         """out's rows are in rank order, wherever the ranks are; they travel in the order of the hosts."""
-        with self._checked(call):
-            rows = out if self._in_order else torch.empty_like(out)
-            begin = sum(self._counts[: self._host])
-            mine = rows[begin : begin + len(self._here)]
-            if self._alone:
-                mine[0].copy_(tensor)
-            else:
-                self.host.all_gather(call, tensor, mine)
-            self._exchange(lambda far: far.all_gather(call, rows, self._counts))
-            self._hand_out(call, rows)
-            if not self._in_order:
-                out[self._order] = rows
+        rows = out if self._in_order else torch.empty_like(out)
+        self._run(call, lambda: row_stages.all_gather(self._place, tensor.nbytes), tensor, rows, self._scattered)
+        self._by_rank(rows, out)
 
-    def gather(self, call: Call, tensor: torch.Tensor, out: torch.Tensor | None) -> None:
-        self.all_gather(call, tensor, tensor.new_empty((self.size, *tensor.shape)) if out is None else out)
+    def gather(self, call: Call, tensor: Tensor, out: Tensor | None, root: int) -> None:
+        if not self._place.even:
+            out = tensor.new_empty((self.size, *tensor.shape)) if out is None else out
+            return self.all_gather(call, tensor, out)
+        rows, home = out if out is None or self._in_order else torch.empty_like(out), self._places[root]
+        self._run(call, lambda: row_stages.gather(self._place, tensor.nbytes, home), tensor, rows, self._scattered)
+        return None if out is None or rows is None else self._by_rank(rows, out)
 
-    def scatter(self, call: Call, source: torch.Tensor | None, out: torch.Tensor, root: int) -> None:
-        with self._checked(call):
-            rows = out.new_empty((self.size, *out.shape)) if source is None else source
-            self._broadcast(call, rows, root)
-            out.copy_(rows[self.rank])
-
-    def reduce_scatter(self, call: Call, tensor: torch.Tensor, out: torch.Tensor, how: Reduction) -> None:
-        with self._checked(call):
-            rows = self._by_host(tensor)
-            if self._alone:
-                return self._exchange(lambda far: far.reduce_scatter(call, rows, self._counts, out.unsqueeze(0), how))
-            rows = rows.clone() if rows is tensor else rows
-            self.host.all_reduce(call, rows, _inside(how))
-            mine = out.new_empty((len(self._here), *out.shape))
-            self._exchange(lambda far: far.reduce_scatter(call, rows, self._counts, mine, how))
-            self._hand_out(call, mine)
-            out.copy_(mine[self._here.index(self.rank)])
+    def scatter(self, call: Call, source: Tensor | None, out: Tensor, root: int) -> None:
+        if self._place.even:
+            rows, home = out if source is None else self._by_host(source), self._places[root]
+            return self._run(call, lambda: row_stages.scatter(self._place, out.nbytes, home), rows, out, "scatter")
+        rows = out.new_empty((self.size, *out.shape)) if source is None else source
+        self._run(call, lambda: stages.broadcast(self._place, rows.nbytes, self._places[root]), rows, more="scatter")
+        out.copy_(rows[self.rank])
         return None
 
-    def all_to_all(self, call: Call, tensor: torch.Tensor, out: torch.Tensor) -> None:
-        """From host to host goes a block of rows: for each rank there, from each rank here."""
-        with self._checked(call):
-            if self._alone and self._in_order:
-                return self._exchange(lambda far: far.all_to_all(call, tensor, self._counts, out, self._counts))
-            row, ranks = tensor.shape[1:], len(self._here)
-            rows = self._by_host(tensor) if self._alone else self._blocks_of_rows(call, self._by_host(tensor))
-            arrived = tensor.new_empty((self.size * ranks, *row))
-            counts = tuple(count * ranks for count in self._counts)
-            self._exchange(lambda far: far.all_to_all(call, rows, counts, arrived, counts))
-            self._hand_out(call, arrived)
-            out[self._order] = arrived.view(self.size, ranks, *row)[:, self._here.index(self.rank)]
-        return None
+    def reduce_scatter(self, call: Call, tensor: Tensor, out: Tensor, how: Reduction) -> None:
+        if how.blocks is None:
+            with self._checked(call):
+                return self._reduce_scatter_by_torch(call, tensor, out, how)
+        rows, (inside, between) = self._by_host(tensor), self._adding(how)
 
-    def _blocks_of_rows(self, call: Call, rows: torch.Tensor) -> torch.Tensor:
-        """What the ranks of this host have for all others, a block for each host, at the leader."""
-        gathered = None if self._far is None else rows.new_empty((len(self._here), *rows.shape))
-        self.host.gather(call, rows, gathered)
-        return rows if gathered is None else torch.cat([b.flatten(0, 1) for b in gathered.split(self._counts, 1)])
+        def build() -> Stages:
+            return row_stages.reduce_scatter(self._place, out.nbytes, inside, between)
 
-    def _hand_out(self, call: Call, tensor: torch.Tensor) -> None:
-        """The leader's to its host."""
-        if not self._alone:
-            self.host.broadcast(call, tensor, 0)
+        return self._run(call, build, rows, out, self._scattered)
 
-    def _by_host(self, rows: torch.Tensor) -> torch.Tensor:
+    def all_to_all(self, call: Call, tensor: Tensor, out: Tensor) -> None:
+        row_bytes = tensor.nbytes // self.size
+        sizes = [row_bytes] * self.size
+        self._run(call, lambda: self._all_to_all(sizes, sizes, row_bytes), tensor, out)
+
+    def all_to_all_split(self, call: Call, tensor: Tensor, out: Tensor, sizes: Sequence[Sequence[int]]) -> None:
+        """sizes: how many bytes go from each rank to each, on which all have agreed."""
+        leaving, arriving = sizes[self.rank], [row[self.rank] for row in sizes]
+        widest = max(sizes[one][other] for one in self._here for other in self._here)
+        key = *leaving, *arriving, widest
+        self._run(call, lambda: self._all_to_all(leaving, arriving, widest), tensor, out, key)
+
+    def _all_to_all(self, leaving: Sequence[int], arriving: Sequence[int], widest: int) -> Stages:
+        there, back = _one_by_one(Base.TENSOR, leaving), _one_by_one(Base.OUT, arriving)
+        return row_stages.all_to_all(self._place, there, back, self._here, widest)
+
+    def _by_host(self, rows: Tensor) -> Tensor:
         """Rows of all ranks, in the order of the hosts."""
         return rows if self._in_order else rows[self._order]
 
+    def _by_rank(self, rows: Tensor, out: Tensor) -> None:
+        """The other way."""
+        if not self._in_order:
+            out[self._order] = rows
+
+    def _adding(self, how: Reduction) -> tuple[Adding, Adding]:
+        """What adds up inside a host, and between hosts: the division of a mean comes last."""
+        inside, between = reduction("sum", how.dtype) if how.name == "mean" else how, how.blocks
+        assert inside.blocks is not None
+        assert between is not None
+        return Adding(*inside.blocks), Adding(*between, self.size)
+
+    def _reduced_by_torch(self, call: Call, tensor: Tensor, how: Reduction) -> Tensor:
+        """For types that kernels can't add."""
+        whole, place = tensor.clone().view(-1), self._place
+        self.host.all_reduce(call, whole, reduction("sum", how.dtype) if how.name == "mean" else how)
+        cut = shares(Extent(Base.TENSOR, 0, whole.nbytes), place.drivers)
+        if self._far is not None:
+            begin, count = (n // how.item_bytes for n in (cut[place.local].offset, cut[place.local].size_bytes))
+            self._far.all_reduce(call, whole[begin : begin + count], how)
+        self._run_inside(call, lambda: stages.hand_out(place, cut), whole, more="hand out")
+        return whole.view(tensor.shape)
+
+    def _reduce_scatter_by_torch(self, call: Call, tensor: Tensor, out: Tensor, how: Reduction) -> None:
+        if self._place.even and self._place.here == 1 and self._far is not None:
+            self._far.reduce_scatter(call, tensor, self._place.counts, out.unsqueeze(0), how)
+        else:
+            out.copy_(self._reduced_by_torch(call, tensor, how)[self.rank])
+
     # --- Messages ---
 
-    def send(self, call: Call, data: torch.Tensor, target: int, tag: int) -> None:
+    def send(self, call: Call, data: Tensor, target: int, tag: int) -> None:
         if target in self._here:
             return self.host.send(call, data, self._here.index(target), tag)
         wire, note = self._messages(call.timeout_s), Announcement(len(data), tag, call.signature.text)
@@ -286,7 +310,7 @@ class ManyHosts:
         self._messages(call.timeout_s).receive(room, source, _MESSAGE).wait()
         return Announcement.decoded(room)
 
-    def take(self, call: Call, data: torch.Tensor, source: int) -> None:
+    def take(self, call: Call, data: Tensor, source: int) -> None:
         if source in self._here:
             self.host.take(call, data, self._here.index(source))
         elif len(data):
@@ -300,6 +324,6 @@ class ManyHosts:
         return MessageWire(self._gloo, self.watch, timeout_s)
 
 
-def _inside(how: Reduction) -> Reduction:
-    """What a host adds up by itself: the division of a mean comes last, between hosts."""
-    return reduction("sum", how.dtype) if how.name == "mean" else how
+def _one_by_one(base: Base, sizes: Sequence[int]) -> list[Extent]:
+    """So many bytes each."""
+    return [Extent(base, begin, size) for begin, size in zip(accumulate(sizes, initial=0), sizes, strict=False)]

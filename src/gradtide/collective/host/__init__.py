@@ -5,6 +5,8 @@ signature.py      what a rank wants, as a text and as a number that ranks compar
 waiting.py        how long a wait lasts, and the words for who is late, has left or is lost
 rank_watch.py     who is lost and who is late, in a job on several hosts
 board.py          the meeting place in shared memory, and waiting that notices the dead and the late
+extents.py        places in tensors before their addresses are known
+handing.py        what the ranks of a host hand each other at meetings, as data
 segments.py       tensors in memory that all ranks see
 channel.py        messages from one rank to another on the same host
 announcement.py   what goes before a message

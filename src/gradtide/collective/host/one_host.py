@@ -121,7 +121,7 @@ class OneHost:
     def all_gather(self, call: Call, tensor: torch.Tensor, out: torch.Tensor) -> None:
         self._exchange(call, as_bytes(tensor).view(1, -1), _collect(as_bytes(out).view(self.size, -1)))
 
-    def gather(self, call: Call, tensor: torch.Tensor, out: torch.Tensor | None) -> None:
+    def gather(self, call: Call, tensor: torch.Tensor, out: torch.Tensor | None, root: int) -> None:
         take = _ignore if out is None else _collect(as_bytes(out).view(self.size, -1))
         self._exchange(call, as_bytes(tensor).view(1, -1), take)
 

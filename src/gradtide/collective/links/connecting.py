@@ -1,4 +1,4 @@
-"""How the leaders of hosts get their links: TCP, and each end proves to the other that it knows the job's secret."""
+"""How ranks of different hosts get links: TCP, and each end proves to the other that it knows the job's secret."""
 
 import socket
 import struct
@@ -10,24 +10,24 @@ from gradtide.collective.links.links import HostLinks
 from gradtide.errors import PeerLost, PeerTimeout
 from gradtide.transport.lifelines import connect_ranks
 
-__all__ = ["connect_leaders", "open_links"]
+__all__ = ["connect_hosts", "open_links"]
 
 _INFO_BYTES, _MIN_RTT = 160, 148  # of struct tcp_info, and where the shortest round trip (us) stands in it
 _NEAR_US = 2000
 _WELCOME = b"\1"
 
 
-def connect_leaders(
-    store: Any, rank: int, leaders: Sequence[int], address: str, lines: dict[int, socket.socket], timeout_s: float
+def connect_hosts(
+    store: Any, rank: int, ranks: Sequence[int], address: str, lines: dict[int, socket.socket], timeout_s: float
 ) -> dict[int, socket.socket]:
-    """For a leader: a socket to each other one. lines: its lifelines, which tell how far they are.
+    """A socket to each of these ranks: those of other hosts, and this one. lines: its lifelines, which tell how far.
 
     Where the system's way to avoid congestion is BBR, it spreads packets by timers. That is for long wires; on one of
     microseconds it cost half of the goodput (16 MB all-reduced between two namespaces on a busy machine: 28 to 38 ms
     with BBR, 10 to 23 without). So hosts that are near each other use what Linux does by default.
     """
-    near = all(_is_near(lines[other]) for other in leaders if other != rank)
-    sockets = connect_ranks(store, "link", rank, leaders, address, timeout_s, "cubic" if near else "")
+    near = all(_is_near(lines[other]) for other in ranks if other != rank)
+    sockets = connect_ranks(store, "link", rank, ranks, address, timeout_s, "cubic" if near else "")
     _welcome(rank, sockets, timeout_s)
     for link in sockets.values():
         # Bulk waits in a link for as long as the other end computes, which is no reason for the kernel to give it up:
@@ -54,9 +54,8 @@ def _welcome(rank: int, sockets: dict[int, socket.socket], timeout_s: float) -> 
         raise PeerLost(f"rank {other} died while the job was joined; see its own output for why") from None
 
 
-def open_links(rank: int, leaders: Sequence[int], sockets: dict[int, socket.socket], watch: RankWatch) -> HostLinks:
-    others = [sockets[other] for other in leaders if other != rank]
-    return HostLinks(leaders.index(rank), leaders, others, watch)
+def open_links(rail: Sequence[int], sockets: dict[int, socket.socket], watch: RankWatch) -> HostLinks:
+    return HostLinks(rail, sockets, watch)
 
 
 def _is_near(line: socket.socket) -> bool:

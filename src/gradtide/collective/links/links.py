@@ -1,4 +1,4 @@
-"""The sockets between the leaders of hosts, and an exchange over them that notices the dead and the late.
+"""The sockets between ranks of different hosts, and an exchange over them that notices the dead and the late.
 
 The compiled exchange comes back now and then, at the latest after a tenth of a second. Then Python has its turn: a
 Ctrl-C arrives, the watch tells who died, and who is late is found out.
@@ -10,15 +10,16 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from gradtide.collective.host.extents import Base, Extent
 from gradtide.collective.host.one_host import Call
 from gradtide.collective.host.rank_watch import RankWatch
-from gradtide.collective.links.parts import Base, Exchange, Extent, LinkPart
+from gradtide.collective.links.parts import Exchange, LinkPart
 from gradtide.errors import CommunicationError, PeerLost, PeerTimeout
 from gradtide.kernels import BROKEN, DONE, KERNELS, WAITING, Deal, ExchangePlan, Head, LinkRow
 
@@ -42,41 +43,42 @@ class Prepared:
 
     address: int
     words: Words  # what is at the address
-    places: tuple[Words, Words]  # and what that refers to
+    places: tuple[Words, ...]  # and what that refers to
 
 
 class HostLinks:
-    """This host's link to every other, for one exchange at a time."""
+    """This rank's links to ranks of other hosts, for one exchange at a time."""
 
-    def __init__(self, me: int, ranks: Sequence[int], sockets: Sequence[socket.socket], watch: RankWatch) -> None:
-        """ranks: the leader of each host; sockets: to the other hosts, in their order."""
-        self.me, self.hosts = me, len(ranks)
-        self._others = [rank for host, rank in enumerate(ranks) if host != me]
-        self._sockets, self._watch = list(sockets), watch
+    def __init__(self, rail: Sequence[int], sockets: Mapping[int, socket.socket], watch: RankWatch) -> None:
+        """rail: the rank of each other host that has this one's number there, if it drives; sockets: by rank."""
+        self._rail, self._mesh = list(rail), sorted(sockets)
+        self._sockets, self._watch = dict(sockets), watch
+        self._ranks = {link.fileno(): rank for rank, link in sockets.items()}
         self._stages = np.empty(len(sockets) * _STAGE_BYTES, np.uint8)
         self._rows = Deal.WORDS
         self._heads = self._rows + len(sockets) * LinkRow.WORDS
         self._polls = self._heads + 2 * len(sockets) * Head.WORDS
-        self._words = np.zeros(self._polls + len(sockets) + 1, np.int64)  # and how many exchanges there were
+        self._counters = self._polls + len(sockets)  # how many exchanges there were, on the rail and on all links
+        self._words = np.zeros(self._counters + 2, np.int64)
         self._address, self._turn = int(self._words.ctypes.data), threading.Lock()
         self._exchange, self._resume = KERNELS.EXCHANGE.entry, KERNELS.RESUME_EXCHANGE.entry
-        for link in self._sockets:
+        for link in self._sockets.values():
             link.setblocking(False)
         _alive.add(self)
 
     def run(self, call: Call, prepared: Prepared, tensor: int, out: int = 0) -> None:
         """One exchange; tensor and out are addresses."""
         prepared.words[ExchangePlan.SIGNATURE] = call.signature.number
-        code = self.begin(prepared.address, tensor, out)
+        code = self.begin(prepared.address, tensor, out, 0)
         if code != DONE:
             self.finish(code)
         self._watch.moved()
 
-    def begin(self, plan: int, tensor: int, out: int = 0) -> int:
+    def begin(self, plan: int, tensor: int, out: int, scratch: int) -> int:
         """A turn of the compiled exchange. Descriptors must not be closed under it: their numbers would soon be those
         of other files."""
         with self._turn:
-            return self._exchange(plan, tensor, out) if self._sockets else BROKEN
+            return self._exchange(plan, tensor, out, scratch) if self._sockets else BROKEN
 
     def _go_on(self) -> int:
         with self._turn:
@@ -103,30 +105,33 @@ class HostLinks:
 
     def _awaited(self) -> int:
         """The rank that is furthest behind."""
-        rows = self._words[self._rows : self._heads].reshape(-1, LinkRow.WORDS)
+        rows = self._words[self._rows : self._heads].reshape(-1, LinkRow.WORDS)[: self._words[Deal.LINKS]]
         coming = rows[:, LinkRow.ARRIVING_BYTES] + rows[:, LinkRow.RESULT_BYTES] - rows[:, LinkRow.RECEIVED]
-        return self._others[int(coming.argmax())]
+        return self._rank_of(int(coming.argmax()))
+
+    def _rank_of(self, link: int) -> int:
+        return self._ranks[int(self._words[self._rows + link * LinkRow.WORDS + LinkRow.DESCRIPTOR])]
 
     def _broken(self) -> PeerLost:
-        rank, error = self._others[int(self._words[Deal.BROKEN_LINK])], int(self._words[Deal.ERROR])
+        rank, error = self._rank_of(int(self._words[Deal.BROKEN_LINK])), int(self._words[Deal.ERROR])
         return PeerLost(f"rank {rank} is gone (its link: {os.strerror(error)}); see its own output for why")
 
     def close(self) -> None:
         """What was sent still arrives. An exchange that another thread is in ends first, at once."""
         if not self._turn.acquire(blocking=False):
-            shut(self._sockets)
+            shut(self._sockets.values())
             self._turn.acquire()
         self._close_sockets()
         self._turn.release()
 
     def _close_sockets(self) -> None:
         while self._sockets:
-            self._sockets.pop().close()
+            self._sockets.popitem()[1].close()
 
     # --- From layouts to words ---
 
     def prepare(self, layout: Exchange) -> Prepared:
-        words, bases = np.zeros((2, len(self._words) - 1), np.int64)
+        words, bases = np.zeros((2, self._counters), np.int64)
         share, blocks, address = layout.share, layout.share.blocks, self._address
 
         def put(at: int, place: Extent) -> None:
@@ -139,27 +144,30 @@ class HostLinks:
         put(Deal.MINE, share.mine)
         put(Deal.OWN, share.own)
         words[Deal.MINE_BYTES], words[Deal.OVERWRITES] = share.mine.size_bytes, share.overwrites
+        words[Deal.COPIES] = share.copies
         if blocks is not None:
             words[[Deal.COMBINE, Deal.LAST]] = blocks.combine, blocks.last
             words[[Deal.ITEM, Deal.DIVISOR]] = blocks.item_bytes, blocks.divisor
         elif share.follows is not None:
             words[Deal.FOLLOWS] = 1 + share.follows - (share.follows > layout.me)
-        else:
+        elif not share.copies:
             words[Deal.READY] = share.mine.size_bytes
-        for link, part in enumerate(layout.parts):
-            self._prepare_link(link, part, words, bases)
-        return self._plan(words, np.flatnonzero(bases == Base.TENSOR), np.flatnonzero(bases == Base.OUT))
+        ranks = self._mesh if layout.mesh else self._rail
+        for link, (rank, part) in enumerate(zip(ranks, layout.parts, strict=True)):
+            self._prepare_link(link, rank, part, words, bases)
+        return self._plan(words, bases, 8 * (self._counters + layout.mesh))
 
-    def _plan(self, words: Words, tensor: Words, out: Words) -> Prepared:
-        places = tensor.ctypes.data, len(tensor), out.ctypes.data, len(out)
-        plan = np.array([self._address, len(words), 0, *places], np.int64)
+    def _plan(self, words: Words, bases: Words, counter: int) -> Prepared:
+        places = tuple(np.flatnonzero(bases == base) for base in (Base.TENSOR, Base.OUT, Base.SCRATCH))
+        lists = [number for place in places for number in (place.ctypes.data, len(place))]
+        plan = np.array([self._address, len(words), self._address + counter, 0, *lists], np.int64)
         whole = np.concatenate([plan, words])
-        return Prepared(int(whole.ctypes.data), whole, (tensor, out))
+        return Prepared(int(whole.ctypes.data), whole, places)
 
-    def _prepare_link(self, link: int, part: LinkPart, words: Words, bases: Words) -> None:
+    def _prepare_link(self, link: int, rank: int, part: LinkPart, words: Words, bases: Words) -> None:
         row, address = self._rows + link * LinkRow.WORDS, self._address
-        head, heard = (self._heads + Head.WORDS * (link + n * len(self._sockets)) for n in (0, 1))
-        words[row + LinkRow.DESCRIPTOR] = self._sockets[link].fileno()
+        head, heard = (self._heads + Head.WORDS * (link + n * len(self._mesh)) for n in (0, 1))
+        words[row + LinkRow.DESCRIPTOR] = self._sockets[rank].fileno()
         words[row + LinkRow.HEAD], words[row + LinkRow.HEARD] = address + 8 * head, address + 8 * heard
         words[row + LinkRow.STAGE] = self._stages.ctypes.data + link * _STAGE_BYTES
         words[row + LinkRow.SECOND_BYTES] = part.second_bytes

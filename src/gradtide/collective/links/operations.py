@@ -4,76 +4,92 @@ Small tensors are one exchange: everybody gets everybody's. Of large ones each h
 while it does: (hosts - 1) / hosts of the bytes leave each host twice, as in a ring, but in two steps instead of
 2 * (hosts - 1), and every element is added up in the order of the hosts. A ring would begin each share at another host,
 so the bits would depend on where an element lies.
+
+`own` is where this host's contribution lies and `to` where the result goes: as many bytes, and maybe the same place.
 """
 
 from collections.abc import Sequence
 
-from gradtide.collective.links.parts import NOTHING, Adding, Base, Exchange, Extent, HostShare, LinkPart
+from gradtide.collective.host.extents import NOTHING, Adding, Base, Extent
+from gradtide.collective.links.parts import Exchange, HostShare, LinkPart
 from gradtide.even_share import even_share
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter", "shares"]
 
 _ONE_EXCHANGE_BYTES = 64 << 10  # from all to all: above it, halves are handed out
 _ALIGN_BYTES = 64
 
 
-def all_reduce(me: int, hosts: int, size_bytes: int, item_bytes: int, blocks: Adding) -> Exchange:
-    """The tensor becomes the reduction of all."""
-    whole = Extent(Base.TENSOR, 0, size_bytes)
-    if size_bytes * (hosts - 1) <= _ONE_EXCHANGE_BYTES:
-        part = LinkPart(first=whole, arriving=Extent(Base.NONE, 0, size_bytes))
-        return Exchange(me, (part,) * (hosts - 1), HostShare(whole, whole, blocks, overwrites=True))
-    shares = _shares(hosts, size_bytes, item_bytes)
-    mine = shares[me]
+def all_reduce(me: int, hosts: int, own: Extent, to: Extent, blocks: Adding) -> Exchange:
+    if own.size_bytes * (hosts - 1) <= _ONE_EXCHANGE_BYTES:
+        part = LinkPart(first=own, arriving=_added(own))
+        return Exchange(me, (part,) * (hosts - 1), HostShare(to, own, blocks, overwrites=own == to))
+    leaving, results = shares(own, hosts), shares(to, hosts)
     parts = [
-        LinkPart(shares[other], mine.size_bytes, Extent(Base.NONE, 0, mine.size_bytes), shares[other])
+        LinkPart(leaving[other], leaving[me].size_bytes, _added(leaving[me]), results[other])
         for other in range(hosts)
         if other != me
     ]
-    return Exchange(me, parts, HostShare(mine, mine, blocks))
+    return Exchange(me, parts, HostShare(results[me], leaving[me], blocks))
 
 
-def reduce_scatter(me: int, rows: Sequence[Extent], out: Extent, blocks: Adding) -> Exchange:
-    """rows: what each host is to have the reduction of, in every host's tensor; ours goes to `out`."""
-    arriving = Extent(Base.NONE, 0, rows[me].size_bytes)
-    parts = [LinkPart(row, 0, arriving) for other, row in enumerate(rows) if other != me]
-    return Exchange(me, parts, HostShare(out, rows[me], blocks))
+def reduce(me: int, hosts: int, root: int, own: Extent, to: Extent, blocks: Adding) -> Exchange:
+    """The reduction of all goes to one host."""
+    if me == root:
+        return Exchange(me, [LinkPart(arriving=_added(own))] * (hosts - 1), HostShare(to, own, blocks))
+    return Exchange(me, [LinkPart(own if other == root else NOTHING) for other in range(hosts) if other != me])
 
 
-def all_gather(me: int, mine: Extent, rows: Sequence[Extent]) -> Exchange:
+def reduce_scatter(me: int, rows: Sequence[Extent], to: Extent, blocks: Adding) -> Exchange:
+    """rows: our contribution to what each host is to have."""
+    parts = [LinkPart(row, 0, _added(rows[me])) for other, row in enumerate(rows) if other != me]
+    return Exchange(me, parts, HostShare(to, rows[me], blocks))
+
+
+def all_gather(me: int, own: Extent, rows: Sequence[Extent]) -> Exchange:
     """Everybody's block to everybody; rows: where each host's goes."""
-    return Exchange(me, [LinkPart(mine, 0, row) for other, row in enumerate(rows) if other != me])
+    return Exchange(me, [LinkPart(own, 0, row) for other, row in enumerate(rows) if other != me], _kept(own, rows[me]))
 
 
 def all_to_all(me: int, leaving: Sequence[Extent], arriving: Sequence[Extent]) -> Exchange:
-    """To each host its own block, and a block from each."""
+    """To each host its own block, and a block from each. A block of nothing neither leaves nor arrives."""
     pairs = zip(leaving, arriving, strict=True)
-    return Exchange(me, [LinkPart(out, 0, back) for other, (out, back) in enumerate(pairs) if other != me])
+    parts = [LinkPart(there, 0, back) for other, (there, back) in enumerate(pairs) if other != me]
+    return Exchange(me, parts, _kept(leaving[me], arriving[me]))
 
 
-def broadcast(me: int, hosts: int, root: int, size_bytes: int) -> Exchange:
-    """The root's tensor to all. Of a large one it gives each host another share, and they hand those round: it would
-    take the root's wire as many times as long as there are other hosts to send it to each."""
-    whole = Extent(Base.TENSOR, 0, size_bytes)
+def broadcast(me: int, hosts: int, root: int, own: Extent, to: Extent) -> Exchange:
+    """The root's to all. Of a large one it gives each host another share, and they hand those round: it would take the
+    root's wire as many times as long as there are other hosts to send it to each."""
     others = [other for other in range(hosts) if other != me]
-    if hosts == 2 or size_bytes * (hosts - 1) <= _ONE_EXCHANGE_BYTES:
+    kept = _kept(own, to) if me == root else HostShare()
+    if hosts == 2 or to.size_bytes * (hosts - 1) <= _ONE_EXCHANGE_BYTES:
         if me == root:
-            return Exchange(me, [LinkPart(first=whole)] * len(others))
-        return Exchange(me, [LinkPart(arriving=whole if other == root else NOTHING) for other in others])
-    shares = _shares(hosts, size_bytes, 1)
-    mine = shares[me]
+            return Exchange(me, [LinkPart(first=own)] * len(others), kept)
+        return Exchange(me, [LinkPart(arriving=to if other == root else NOTHING) for other in others])
+    leaving, results = shares(own, hosts), shares(to, hosts)
+    mine = results[me]
     if me == root:
-        return Exchange(me, [LinkPart(shares[other], mine.size_bytes) for other in others], HostShare(mine))
+        return Exchange(me, [LinkPart(leaving[other], mine.size_bytes) for other in others], HostShare(leaving[me]))
     parts = [
-        LinkPart(arriving=mine, result=shares[root])
+        LinkPart(arriving=mine, result=results[root])
         if other == root
-        else LinkPart(second_bytes=mine.size_bytes, result=shares[other])
+        else LinkPart(second_bytes=mine.size_bytes, result=results[other])
         for other in others
     ]
     return Exchange(me, parts, HostShare(mine, follows=root))
 
 
-def _shares(hosts: int, size_bytes: int, item_bytes: int) -> list[Extent]:
-    grain = max(1, _ALIGN_BYTES // item_bytes)
-    ends = [even_share(size_bytes // item_bytes, host, hosts, grain) for host in range(hosts)]
-    return [Extent(Base.TENSOR, begin * item_bytes, (end - begin) * item_bytes) for begin, end in ends]
+def shares(whole: Extent, count: int) -> list[Extent]:
+    """Even parts, on cache lines; so no element is cut."""
+    ends = [even_share(whole.size_bytes, number, count, _ALIGN_BYTES) for number in range(count)]
+    return [whole.part(*end) for end in ends]
+
+
+def _added(own: Extent) -> Extent:
+    return Extent(Base.NONE, 0, own.size_bytes)
+
+
+def _kept(own: Extent, to: Extent) -> HostShare:
+    """What stays here."""
+    return HostShare() if own == to else HostShare(to, own, copies=True)

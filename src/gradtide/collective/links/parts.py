@@ -1,44 +1,11 @@
-"""What goes to and comes from each host in one exchange, as plain data; kernels/exchange.py says how it runs.
+"""What goes to and comes from each host in one exchange, as plain data; kernels/exchange.py says how it runs."""
 
-A place is where something lies before addresses are known: so far into the tensor that is given, or into the one that
-is filled. A layout can be worked out once and used for every tensor of its size.
-"""
-
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["NOTHING", "Adding", "Base", "Exchange", "Extent", "HostShare", "LinkPart"]
+from gradtide.collective.host.extents import NOTHING, Adding, Extent
 
-
-class Base(enum.IntEnum):
-    """What an offset counts from."""
-
-    NONE = 0
-    TENSOR = 1
-    OUT = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """So many bytes, so far into a tensor."""
-
-    base: Base
-    offset: int
-    size_bytes: int
-
-
-NOTHING = Extent(Base.NONE, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Adding:
-    """What adds up: addresses of compiled blocks, as kernels/arithmetic.py writes them."""
-
-    combine: int
-    last: int
-    item_bytes: int
-    divisor: int = 1  # of a mean
+__all__ = ["Exchange", "HostShare", "LinkPart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +17,7 @@ class HostShare:
     blocks: Adding | None = None  # None: nothing is added up
     follows: int | None = None  # the host that sends it to us
     overwrites: bool = False  # whether it goes where first parts leave from
+    copies: bool = False  # whether it is our contribution as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +32,12 @@ class LinkPart:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A whole exchange, as one host sees it. parts has one for each other host, in their order."""
+    """A whole exchange, as one host sees it. parts has one for each other host, in their order.
+
+    mesh: it is not between the ranks of one rail but between all ranks of different hosts, in rank order.
+    """
 
     me: int
     parts: Sequence[LinkPart]
     share: HostShare = field(default_factory=HostShare)
+    mesh: bool = False

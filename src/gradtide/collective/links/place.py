@@ -1,0 +1,71 @@
+"""Where a rank is among hosts, and what the stages of operations between hosts have in common; see stages.py."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate
+
+from gradtide.collective.host.extents import Base, Extent
+from gradtide.collective.host.handing import Hand
+from gradtide.collective.links.parts import Exchange
+
+__all__ = ["RankPlace", "Stages", "heard", "meet", "row_of", "widest"]
+
+Stages = list[Hand | Exchange]
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a rank is: on which host, which of its ranks, and how many ranks each host has."""
+
+    host: int
+    local: int
+    counts: tuple[int, ...]
+
+    @property
+    def hosts(self) -> int:
+        return len(self.counts)
+
+    @property
+    def here(self) -> int:
+        """Ranks of this host."""
+        return self.counts[self.host]
+
+    @property
+    def drivers(self) -> int:
+        """Ranks of each host that have links to other hosts' ranks of the same number: its first ones."""
+        return min(self.counts)
+
+    @property
+    def drives(self) -> bool:
+        return self.local < self.drivers
+
+    @property
+    def even(self) -> bool:
+        """Whether every rank drives."""
+        return self.drivers == max(self.counts)
+
+    def blocks(self, base: Base, row_bytes: int) -> list[Extent]:
+        """Each host's rows."""
+        ends = [row_bytes * end for end in accumulate(self.counts, initial=0)]
+        return [Extent(base, begin, row_bytes * count) for begin, count in zip(ends, self.counts, strict=False)]
+
+    def others_here(self) -> list[int]:
+        return [local for local in range(self.here) if local != self.local]
+
+
+def meet(place: RankPlace) -> Stages:
+    """The ranks of a host, to see that they ask for the same."""
+    return [] if place.here == 1 else [Hand()]
+
+
+def heard(place: RankPlace) -> Stages:
+    """At the end, where nothing is handed out: who does not drive hears that hosts agree."""
+    return [] if place.here == place.drivers else [Hand()]
+
+
+def row_of(block: Extent, number: int, row_bytes: int) -> Extent:
+    return block.part(number * row_bytes, (number + 1) * row_bytes)
+
+
+def widest(extents: Iterable[Extent]) -> int:
+    return max((extent.size_bytes for extent in extents), default=0)
