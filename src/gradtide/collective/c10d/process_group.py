@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from gradtide.collective.c10d.compiling import never_compiled
 from gradtide.collective.c10d.errors import BadArgument, as_torch_error
-from gradtide.collective.c10d.shapes import check_count, check_device, fill, flat, put_back, stacked
+from gradtide.collective.c10d.shapes import are_alike, check_count, check_device, fill, flat, put_back, stacked
 from gradtide.collective.c10d.sparse import all_reduce_sparse
 from gradtide.collective.c10d.work import Finished, Work, finished
 from gradtide.collective.groups.group import Group
-from gradtide.errors import ConfigError, GradtideError, Mismatch
+from gradtide.errors import ConfigError, GradtideError
 
 __all__ = ["ProcessGroup"]
 
@@ -112,8 +112,18 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def _all_gather(self, limit_s: float | None, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
         for targets, tensor in zip(outputs, inputs, strict=True):
             self._check_many(targets)
-            check_count(targets, tensor)
-            fill(targets, self.group.all_gather(flat(tensor), timeout_s=limit_s))
+            if are_alike([*targets, tensor]):
+                fill(targets, self.group.all_gather(flat(tensor), timeout_s=limit_s))
+            else:
+                self._all_gather_uneven(limit_s, targets, tensor)
+
+    def _all_gather_uneven(self, limit_s: float | None, targets: Sequence[Tensor], tensor: Tensor) -> None:
+        """Of as many elements as each rank has: from each to all."""
+        check_count([targets[self.group.rank]], tensor)
+        for root, target in enumerate(targets):
+            row = flat(tensor) if root == self.group.rank else flat(target)
+            self.group.broadcast(row, root, timeout_s=limit_s)
+            put_back(row, target)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
         return self.all_gather_single_coalesced([output], [tensor], opts)
@@ -142,10 +152,21 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     ) -> None:
         for output, tensors in zip(outputs, inputs, strict=True):
             self._check_many(tensors)
-            check_count(tensors, output)
-            row = flat(output)
-            self.group.reduce_scatter(stacked(tensors), op, row, timeout_s=limit_s)
-            put_back(row, output)
+            if are_alike([*tensors, output]):
+                row = flat(output)
+                self.group.reduce_scatter(stacked(tensors), op, row, timeout_s=limit_s)
+                put_back(row, output)
+            else:
+                self._reduce_scatter_uneven(limit_s, output, tensors, op)
+
+    def _reduce_scatter_uneven(self, limit_s: float | None, output: Tensor, tensors: Sequence[Tensor], op: str) -> None:
+        """Of as many elements as each rank is to have: reduced to one after the other."""
+        check_count([tensors[self.group.rank]], output)
+        for root, tensor in enumerate(tensors):
+            row = flat(tensor).clone() if root == self.group.rank else flat(tensor)
+            self.group.reduce(row, op, root, timeout_s=limit_s)
+            if root == self.group.rank:
+                put_back(row, output)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> Finished:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
@@ -208,37 +229,30 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def _all_to_all_single(
         self, limit_s: float | None, output: Tensor, tensor: Tensor, output_sizes: Sequence[int], sizes: Sequence[int]
     ) -> None:
-        row = flat(output)
-        outputs = self._split(row, output, output_sizes)
-        self._all_to_all(limit_s, outputs, self._split(flat(tensor), tensor, sizes))
+        row, given, wanted = flat(output), self._split(tensor, sizes), self._split(output, output_sizes)
+        if sizes or output_sizes:
+            self.group.all_to_all_split(flat(tensor), given, row, wanted, timeout_s=limit_s)
+        else:
+            rows = flat(tensor).view(self.group.size, -1)
+            self.group.all_to_all(rows, row.view(self.group.size, -1), timeout_s=limit_s)
         put_back(row, output)
 
-    def _split(self, row: Tensor, tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    def _split(self, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
+        """How many elements each rank has of it."""
         length, ranks = tensor.shape[0] if tensor.dim() else 1, self.group.size
         if (not sizes and length % ranks) or (sizes and (len(sizes) != ranks or sum(sizes) != length)):
             raise ConfigError(f"{length} rows can't be split between {ranks} ranks as {list(sizes) or 'equal parts'}")
-        width = row.numel() // length if length else 0
-        parts: tuple[Tensor, ...] = row.split([size * width for size in sizes or [length // ranks] * ranks])
-        return parts
+        width = tensor.numel() // length if length else 0
+        return [size * width for size in sizes or [length // ranks] * ranks]
 
     def _all_to_all(self, limit_s: float | None, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-        """Every rank first says how much goes to whom: it need not be the same for all."""
+        """It need not be as much for all."""
         self._check_many(outputs)
         self._check_many(inputs)
-        group, rank = self.group, self.group.rank
-        counts = torch.tensor([[t.numel() for t in inputs], [t.numel() for t in outputs]])
-        given, wanted = group.all_gather(counts, timeout_s=limit_s).unbind(1)  # [from, to], [to, from]
-        for source, target in (given != wanted.t()).nonzero().tolist():
-            raise Mismatch(
-                f"all_to_all: rank {source} sends {given[source, target]} elements to rank {target}, which takes "
-                f"{wanted[target, source]}; make the split sizes agree"
-            )
-        rows = inputs[0].new_empty((group.size, int(given.max())))
-        for row, tensor in zip(rows, inputs, strict=True):
-            row[: tensor.numel()] = flat(tensor)
-        received = group.all_to_all(rows, timeout_s=limit_s)
-        for source, target in enumerate(outputs):
-            target.detach().copy_(received[source, : int(given[source, rank])].view(target.shape))
+        given, wanted = [t.numel() for t in inputs], [t.numel() for t in outputs]
+        row = inputs[0].new_empty(sum(wanted))
+        self.group.all_to_all_split(torch.cat([flat(t) for t in inputs]), given, row, wanted, timeout_s=limit_s)
+        fill(outputs, row.split(wanted))
 
     def barrier(self, opts: Any = None) -> Finished:
         opts = opts or _torch["BarrierOptions"]()

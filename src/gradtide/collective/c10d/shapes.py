@@ -11,7 +11,7 @@ import torch
 from gradtide.collective.host.prepare import plain
 from gradtide.errors import ConfigError
 
-__all__ = ["check_count", "check_device", "fill", "flat", "put_back", "stacked"]
+__all__ = ["are_alike", "check_count", "check_device", "fill", "flat", "put_back", "stacked"]
 
 Tensor = torch.Tensor
 
@@ -44,16 +44,28 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([flat(tensor) for tensor in tensors])
 
 
-def fill(targets: Iterable[Tensor], rows: Tensor) -> None:
+def fill(targets: Iterable[Tensor], rows: Iterable[Tensor]) -> None:
     """Each target gets its row."""
     for target, row in zip(targets, rows, strict=True):
         target.detach().copy_(row.view(target.shape))
 
 
+def are_alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether all have as many elements. They must be of one dtype."""
+    for tensor in tensors:
+        if tensor.dtype != tensors[0].dtype:
+            raise _unlike(tensor, tensors[0])
+    return all(tensor.numel() == tensors[0].numel() for tensor in tensors)
+
+
 def check_count(tensors: Sequence[Tensor], like: Tensor) -> None:
     for tensor in tensors:
         if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
-            raise ConfigError(
-                f"the tensors of one call must be alike: {tensor.dtype}{list(tensor.shape)} beside "
-                f"{like.dtype}{list(like.shape)}"
-            )
+            raise _unlike(tensor, like)
+
+
+def _unlike(tensor: Tensor, like: Tensor) -> ConfigError:
+    return ConfigError(
+        f"the tensors of one call must be alike: {tensor.dtype}{list(tensor.shape)} beside "
+        f"{like.dtype}{list(like.shape)}"
+    )

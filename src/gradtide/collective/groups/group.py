@@ -1,6 +1,6 @@
 """Group: ranks that work together. This file checks and prepares what is asked for; one_host.py and others do it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from gradtide.collective.groups.many_hosts import ManyHosts
 from gradtide.collective.groups.messages import Messages
 from gradtide.collective.groups.probing import probe_links
 from gradtide.collective.host.one_host import Call, OneHost
-from gradtide.collective.host.prepare import output, plain
+from gradtide.collective.host.prepare import check_split, output, plain
 from gradtide.collective.host.reductions import Reduction, reduction
 from gradtide.collective.host.signature import Signature, sign
 from gradtide.environment import read_environment
@@ -276,6 +276,26 @@ class Group:
         self._check_rows(tensor, "all_to_all")
         out = output(tensor, tuple(tensor.shape), out)
         return self._calls.into(signature, tensor, out, self._backend.all_to_all, async_op, timeout_s)
+
+    def all_to_all_split(
+        self,
+        tensor: Tensor,
+        sizes: Sequence[int],
+        out: Tensor,
+        out_sizes: Sequence[int],
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Of a flat tensor, sizes[r] elements go to rank r, one rank's after the other's; out_sizes[r] come from it.
+
+        Every rank first says how many go to whom: they need not be as many for all."""
+        counts = torch.tensor([[*sizes], [*out_sizes]])
+        given, wanted = self.all_gather(counts, timeout_s=timeout_s).unbind(1)  # [from, to], [to, from]
+        check_split(given, wanted)
+        signature = sign("all_to_all of split tensors", tensor.dtype)
+        split: list[list[int]] = (given * tensor.element_size()).tolist()
+        work = partial(self._backend.all_to_all_split, sizes=split)
+        return self._calls.into(signature, tensor, output(tensor, (sum(out_sizes),), out), work, False, timeout_s)
 
     def barrier(self, *, async_op: bool = False, timeout_s: float | None = None) -> Any:
         """Returns once every rank has called it."""

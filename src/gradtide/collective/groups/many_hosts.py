@@ -8,14 +8,13 @@ on.
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 
 from gradtide.collective.executors.gloo import Gloo
 from gradtide.collective.executors.torch_wire import MessageWire
 from gradtide.collective.host.announcement import Announcement
-from gradtide.collective.host.extents import Adding, Base, Extent
+from gradtide.collective.host.extents import Adding, Base, Extent, in_turn
 from gradtide.collective.host.one_host import Call, OneHost
 from gradtide.collective.host.rank_watch import RankWatch
 from gradtide.collective.host.reductions import Reduction, reduction
@@ -249,7 +248,7 @@ class ManyHosts:
         self._run(call, lambda: self._all_to_all(leaving, arriving, widest), tensor, out, key)
 
     def _all_to_all(self, leaving: Sequence[int], arriving: Sequence[int], widest: int) -> Stages:
-        there, back = _one_by_one(Base.TENSOR, leaving), _one_by_one(Base.OUT, arriving)
+        there, back = in_turn(Base.TENSOR, leaving), in_turn(Base.OUT, arriving)
         return row_stages.all_to_all(self._place, there, back, self._here, widest)
 
     def _by_host(self, rows: Tensor) -> Tensor:
@@ -322,8 +321,3 @@ class ManyHosts:
 
     def _messages(self, timeout_s: float) -> MessageWire:
         return MessageWire(self._gloo, self.watch, timeout_s)
-
-
-def _one_by_one(base: Base, sizes: Sequence[int]) -> list[Extent]:
-    """So many bytes each."""
-    return [Extent(base, begin, size) for begin, size in zip(accumulate(sizes, initial=0), sizes, strict=False)]

@@ -2,9 +2,11 @@
 scratch memory. What is laid out by them can be worked out once and used for every tensor of its size."""
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-__all__ = ["NOTHING", "Adding", "Base", "Extent"]
+__all__ = ["NOTHING", "Adding", "Base", "Extent", "in_turn"]
 
 
 class Base(enum.IntEnum):
@@ -27,6 +29,11 @@ class Extent:
     def part(self, begin: int, end: int) -> "Extent":
         """Its bytes from begin to end."""
         return Extent(self.base, self.offset + begin, end - begin)
+
+
+def in_turn(base: Base, sizes: Sequence[int]) -> list[Extent]:
+    """So many bytes each, one after the other."""
+    return [Extent(base, begin, size) for begin, size in zip(accumulate(sizes, initial=0), sizes, strict=False)]
 
 
 NOTHING = Extent(Base.NONE, 0, 0)

@@ -10,7 +10,7 @@ from gradtide.collective.host.board import SLOT_BYTES, Board
 from gradtide.collective.host.extents import NOTHING, Adding, Extent
 from gradtide.kernels import HandEntry, HandKind, HandPlan
 
-__all__ = ["CopiedRow", "Entry", "Hand", "ShownRow", "SummedRow", "TakenRow", "hand_words"]
+__all__ = ["CopiedRow", "Entry", "Hand", "ShownRow", "SummedRow", "TakenRow", "hand_words", "trade"]
 
 _ALIGN_BYTES = 64
 _NOWHERE = NOTHING.base, NOTHING.offset
@@ -62,6 +62,15 @@ class Hand:
     widest: int = 0
     entries: Sequence[Entry] = field(default_factory=tuple)
     blocks: Adding | None = None  # for what is added up
+
+
+def trade(ranks: Sequence[int], me: int, leaving: Sequence[Extent], arriving: Sequence[Extent]) -> list[Entry]:
+    """From each rank of a host to each. ranks: what those of the host are called; leaving, arriving: by those names."""
+    entries: list[Entry] = [CopiedRow(leaving[ranks[me]], arriving[ranks[me]])]
+    for local, rank in enumerate(ranks):
+        if local != me:
+            entries += [ShownRow(local, leaving[rank]), TakenRow(local, me, 0, arriving[rank])]
+    return entries
 
 
 def hand_words(board: Board, hand: Hand) -> npt.NDArray[np.int64]:

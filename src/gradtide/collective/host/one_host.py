@@ -4,7 +4,7 @@ Tensors here are contiguous and on the CPU; group.py sees to that. A tensor goes
 or, when every rank's lies in the same shared memory, is read where it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +14,14 @@ import torch
 from gradtide.collective.host.announcement import Announcement
 from gradtide.collective.host.board import SLOT_BYTES, Board
 from gradtide.collective.host.channel import Channels
+from gradtide.collective.host.extents import Base, in_turn
+from gradtide.collective.host.handing import Hand, hand_words, trade
 from gradtide.collective.host.prepare import as_bytes
 from gradtide.collective.host.reductions import Reduction, reduce_in_order
 from gradtide.collective.host.segments import Segments
 from gradtide.collective.host.signature import Signature
 from gradtide.even_share import even_share
-from gradtide.kernels import DONE, KERNELS
+from gradtide.kernels import DONE, KERNELS, HandPlan
 
 __all__ = ["AllReduce", "Call", "OneHost"]
 
@@ -142,6 +144,18 @@ class OneHost:
                 rows[rank, begin : begin + parts.shape[1]].copy_(parts[self.rank])
 
         self._exchange(call, as_bytes(tensor).view(self.size, -1), take)
+
+    def all_to_all_split(
+        self, call: Call, tensor: torch.Tensor, out: torch.Tensor, sizes: Sequence[Sequence[int]]
+    ) -> None:
+        """sizes: how many bytes go from each rank to each, on which all have agreed."""
+        leaving, arriving = in_turn(Base.TENSOR, sizes[self.rank]), in_turn(Base.OUT, [row[self.rank] for row in sizes])
+        widest = max(max(row) for row in sizes)
+        words = hand_words(self.board, Hand(self.size, widest, trade(range(self.size), self.rank, leaving, arriving)))
+        words[HandPlan.SIGNATURE] = call.signature.number
+        arguments = int(words.ctypes.data), tensor.data_ptr(), out.data_ptr(), 0
+        hand = KERNELS.HAND.entry
+        self.board.finish(hand(*arguments), lambda: int(hand(*arguments)), call.signature, call.timeout_s)
 
     def reduce_scatter(self, call: Call, tensor: torch.Tensor, out: torch.Tensor, how: Reduction) -> None:
         flat = as_bytes(out)

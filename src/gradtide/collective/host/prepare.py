@@ -2,9 +2,9 @@
 
 import torch
 
-from gradtide.errors import ConfigError
+from gradtide.errors import ConfigError, Mismatch
 
-__all__ = ["as_bytes", "give_back", "output", "plain"]
+__all__ = ["as_bytes", "check_split", "give_back", "output", "plain"]
 
 Tensor = torch.Tensor
 
@@ -41,3 +41,12 @@ def output(tensor: Tensor, shape: tuple[int, ...], out: Tensor | None) -> Tensor
             f"got {str(out.dtype).removeprefix('torch.')}{list(out.shape)}"
         )
     return out
+
+
+def check_split(given: Tensor, wanted: Tensor) -> None:
+    """That what each rank gives each other, given[from, to], is what that one takes, wanted[to, from]."""
+    for source, target in (given != wanted.t()).nonzero().tolist():
+        raise Mismatch(
+            f"all_to_all: rank {source} sends {given[source, target]} elements to rank {target}, which takes "
+            f"{wanted[target, source]}; make the split sizes agree"
+        )

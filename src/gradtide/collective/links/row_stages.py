@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from gradtide.collective.host.extents import NOTHING, Adding, Base, Extent
-from gradtide.collective.host.handing import CopiedRow, Entry, Hand, ShownRow, SummedRow, TakenRow
+from gradtide.collective.host.handing import CopiedRow, Entry, Hand, ShownRow, SummedRow, TakenRow, trade
 from gradtide.collective.links import operations
 from gradtide.collective.links.operations import shares
 from gradtide.collective.links.parts import Exchange, LinkPart
@@ -136,9 +136,7 @@ def all_to_all(
     rank = here[place.local]
     if place.even and place.here == 1:
         return [operations.all_to_all(rank, leaving, arriving)]
-    entries: list[Entry] = [CopiedRow(leaving[rank], arriving[rank])]
-    for j in place.others_here():
-        entries += [ShownRow(j, leaving[here[j]]), TakenRow(j, place.local, 0, arriving[here[j]])]
+    entries = trade(here, place.local, leaving, arriving)
     away = [other for other in range(len(leaving)) if other not in here]
     parts = [LinkPart(first=leaving[other], arriving=arriving[other]) for other in away]
     return [*barrier(place), Hand(place.here, row_bytes, entries), Exchange(0, parts, mesh=True)]
