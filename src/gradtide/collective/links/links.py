@@ -80,8 +80,10 @@ class HostLinks:
         with self._turn:
             return self._exchange(plan, tensor, out, scratch) if self._sockets else BROKEN
 
-    def _go_on(self) -> int:
+    def go_on(self) -> int:
+        """Another turn of it."""
         with self._turn:
+            self._words[[Deal.SLEEP_MS, Deal.TURN_NS]] = _SLEEP_MS, _TURN_NS
             if not self._sockets:
                 raise CommunicationError("the group was closed during an operation; wait for what you ask for")
             return int(self._resume(self._address))
@@ -97,7 +99,7 @@ class HostLinks:
             self._watch.check()
             if time.monotonic() >= deadline and not self._watch.may_go_on(f"rank {self._awaited()}"):
                 raise PeerTimeout(f"rank {self._awaited()} did not answer in time; is it stuck?")
-            code = self._go_on()
+            code = self.go_on()
         if code == BROKEN:
             raise self._watch.reason() or self._broken()
         if code != DONE:
@@ -140,7 +142,8 @@ class HostLinks:
         words[Deal.LINKS], words[Deal.ROWS] = len(layout.parts), address + 8 * self._rows
         words[Deal.POLLS], words[Deal.ME] = address + 8 * self._polls, layout.me
         words[[Deal.STAGE_BYTES, Deal.GRAIN_BYTES, Deal.MOST_BYTES]] = _STAGE_BYTES, _GRAIN_BYTES, _MOST_BYTES
-        words[Deal.SLEEP_MS], words[Deal.TURN_NS] = _SLEEP_MS, _TURN_NS
+        if not layout.overlaps:  # else the first turn ends when nothing moves
+            words[[Deal.SLEEP_MS, Deal.TURN_NS]] = _SLEEP_MS, _TURN_NS
         put(Deal.MINE, share.mine)
         put(Deal.OWN, share.own)
         words[Deal.MINE_BYTES], words[Deal.OVERWRITES] = share.mine.size_bytes, share.overwrites

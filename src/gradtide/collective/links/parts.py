@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from gradtide.collective.host.extents import NOTHING, Adding, Extent
 
-__all__ = ["Exchange", "HostShare", "LinkPart"]
+__all__ = ["Awaited", "Exchange", "HostShare", "LinkPart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,16 @@ class Exchange:
     """A whole exchange, as one host sees it. parts has one for each other host, in their order.
 
     mesh: it is not between the ranks of one rail but between all ranks of different hosts, in rank order.
+    overlaps: the stages that follow run while it is under way, up to the one that awaits it.
     """
 
     me: int
     parts: Sequence[LinkPart]
     share: HostShare = field(default_factory=HostShare)
     mesh: bool = False
+    overlaps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The stage that ends when the exchange that is under way has."""

@@ -1,16 +1,18 @@
 """Where a rank is among hosts, and what the stages of operations between hosts have in common; see stages.py."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from gradtide.collective.host.extents import Base, Extent
 from gradtide.collective.host.handing import Hand
-from gradtide.collective.links.parts import Exchange
+from gradtide.collective.links.parts import Awaited, Exchange
 
-__all__ = ["RankPlace", "Stages", "heard", "meet", "row_of", "widest"]
+__all__ = ["CHUNK_BYTES", "RankPlace", "Stages", "chunks", "heard", "meet", "pipelined", "row_of", "widest"]
 
-Stages = list[Hand | Exchange]
+Stages = list[Hand | Exchange | Awaited]
+_ALIGN_BYTES = 64
+CHUNK_BYTES = 2 << 20  # while one is on the wire, the ranks of a host add up the next and hand out the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +71,29 @@ def row_of(block: Extent, number: int, row_bytes: int) -> Extent:
 
 def widest(extents: Iterable[Extent]) -> int:
     return max((extent.size_bytes for extent in extents), default=0)
+
+
+def chunks(place: RankPlace, size_bytes: int, at_once: int = 1) -> list[tuple[int, int]]:
+    """Where the chunks of a tensor, or of each of so many rows, begin and end. It is one where all ranks are alone on
+    their hosts: nothing is to be done meanwhile."""
+    if max(place.counts) == 1 or size_bytes == 0:
+        return [(0, size_bytes)]
+    step = max(_ALIGN_BYTES, CHUNK_BYTES // at_once // _ALIGN_BYTES * _ALIGN_BYTES)
+    return [(begin, min(size_bytes, begin + step)) for begin in range(0, size_bytes, step)]
+
+
+def pipelined(parts: Sequence[tuple[Stages, Exchange | None, Stages]]) -> Stages:
+    """Chunks one after the other, each with what is before its exchange and what is after it. An exchange is under way
+    while the next chunk is prepared and the last one is handed out."""
+    if len(parts) == 1:
+        before, exchange, after = parts[0]
+        return [*before, *([exchange] if exchange else []), *after]
+    stages, handed = Stages(), Stages()
+    for number, (before, exchange, after) in enumerate(parts):
+        stages += before
+        if exchange is not None:
+            stages += [Awaited()] if number else []
+            stages.append(replace(exchange, overlaps=True))
+        stages += handed
+        handed = after
+    return [*stages, *([Awaited()] if parts[-1][1] else []), *handed]

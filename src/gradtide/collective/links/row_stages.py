@@ -6,8 +6,8 @@ from gradtide.collective.host.extents import NOTHING, Adding, Base, Extent
 from gradtide.collective.host.handing import CopiedRow, Entry, Hand, ShownRow, SummedRow, TakenRow, trade
 from gradtide.collective.links import operations
 from gradtide.collective.links.operations import shares
-from gradtide.collective.links.parts import Exchange, LinkPart
-from gradtide.collective.links.place import RankPlace, Stages, meet, row_of, widest
+from gradtide.collective.links.parts import Awaited, Exchange, LinkPart
+from gradtide.collective.links.place import CHUNK_BYTES, RankPlace, Stages, chunks, meet, pipelined, row_of, widest
 from gradtide.collective.links.stages import barrier
 
 __all__ = ["all_gather", "all_to_all", "gather", "reduce_scatter", "scatter"]
@@ -23,11 +23,18 @@ def all_gather(place: RankPlace, row_bytes: int) -> Stages:
     mine = [row_of(block, place.local, row_bytes) for block in blocks]
     if place.here == 1:
         return [operations.all_gather(me, own, mine)]
-    entries: list[Entry] = [ShownRow(g, own if g == me else row) for g, row in enumerate(mine)]
-    for j in place.others_here():
-        entries += [TakenRow(j, g, 0, row_of(block, j, row_bytes)) for g, block in enumerate(blocks)]
-    exchange = operations.all_gather(me, own, [own if g == me else row for g, row in enumerate(mine)])
-    return [*meet(place), exchange, Hand(place.hosts, row_bytes, [*entries, CopiedRow(own, mine[me])])]
+    parts = []
+    for number, (begin, end) in enumerate(chunks(place, row_bytes, sum(place.counts))):
+        rows = [row.part(begin, end) if g != me else own.part(begin, end) for g, row in enumerate(mine)]
+        entries: list[Entry] = [ShownRow(g, row) for g, row in enumerate(rows)]
+        entries.append(CopiedRow(rows[me], mine[me].part(begin, end)))
+        for j in place.others_here():
+            theirs = [row_of(block, j, row_bytes).part(begin, end) for block in blocks]
+            entries += [TakenRow(j, g, 0, row) for g, row in enumerate(theirs)]
+        exchange = operations.all_gather(me, rows[me], rows)
+        after: Stages = [Hand(place.hosts, end - begin, entries)]
+        parts.append((meet(place) if number == 0 else [], exchange, after))
+    return pipelined(parts)
 
 
 def _all_gather_blocks(place: RankPlace, row_bytes: int) -> Stages:
@@ -94,25 +101,44 @@ def reduce_scatter(place: RankPlace, row_bytes: int, inside: Adding, between: Ad
     out, blocks = Extent(Base.OUT, 0, row_bytes), place.blocks(Base.TENSOR, row_bytes)
     if place.here == 1:
         return [operations.reduce_scatter(place.host, blocks, out, between)]
+    if not place.even:
+        return _reduce_scatter_blocks(place, row_bytes, inside, between)
+    parts = []
+    for number, (begin, end) in enumerate(chunks(place, row_bytes, sum(place.counts))):
+        cut = [[row_of(block, j, row_bytes).part(begin, end) for j in range(place.here)] for block in blocks]
+        adding, sums = _add_up_rows(place, cut, number % 2 * CHUNK_BYTES, inside)
+        parts.append(
+            (Stages([adding]), operations.reduce_scatter(place.host, sums, out.part(begin, end), between), Stages())
+        )
+    return pipelined(parts)
+
+
+def _reduce_scatter_blocks(place: RankPlace, row_bytes: int, inside: Adding, between: Adding) -> Stages:
+    """Where some ranks do not drive: drivers take shares of each host's rows, which are handed out at the end."""
+    blocks = place.blocks(Base.TENSOR, row_bytes)
     cut = [shares(block, place.drivers) for block in blocks]
-    if place.even:
-        cut = [[row_of(block, j, row_bytes) for j in range(place.here)] for block in blocks]
-    entries, sums, begin = list[Entry](), list[Extent](), 0
+    adding, sums = _add_up_rows(place, cut, 0, inside)
+    stages, last, mine = Stages([adding]), list[Entry](), NOTHING
+    if place.drives:
+        mine = sums[place.host]
+        stages.append(operations.reduce_scatter(place.host, sums, mine, between))
+        last.append(ShownRow(0, mine))
+    row = row_of(blocks[place.host], place.local, row_bytes)
+    return [*stages, Hand(1, widest(cut[place.host]), [*last, *_take_row(place, cut[place.host], row, mine)])]
+
+
+def _add_up_rows(
+    place: RankPlace, cut: Sequence[Sequence[Extent]], begin: int, inside: Adding
+) -> tuple[Hand, list[Extent]]:
+    """Each driver's part of each host's rows, added up; and where in scratch memory they are then."""
+    entries, sums = list[Entry](), list[Extent]()
     for g, parts in enumerate(cut):
         entries += [ShownRow(g * place.drivers + j, part) for j, part in enumerate(parts) if j != place.local]
-        if place.drives:  # its share of each block, one after the other in scratch memory
+        if place.drives:
             sums.append(Extent(Base.SCRATCH, begin, parts[place.local].size_bytes))
             entries.append(SummedRow(g * place.drivers + place.local, parts[place.local], sums[g]))
             begin += -(-sums[g].size_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
-    stages: Stages = [Hand(place.drivers * place.hosts, max(widest(parts) for parts in cut), entries, inside)]
-    mine = out if place.even or not place.drives else sums[place.host]
-    if place.drives:
-        stages.append(operations.reduce_scatter(place.host, sums, mine, between))
-    if place.even:
-        return stages
-    row = row_of(blocks[place.host], place.local, row_bytes)
-    last: list[Entry] = [ShownRow(0, mine)] if place.drives else []
-    return [*stages, Hand(1, widest(cut[place.host]), [*last, *_take_row(place, cut[place.host], row, mine)])]
+    return Hand(place.drivers * place.hosts, max(widest(parts) for parts in cut), entries, inside), sums
 
 
 def _take_row(place: RankPlace, cut: Sequence[Extent], row: Extent, mine: Extent) -> Iterable[Entry]:
@@ -139,4 +165,5 @@ def all_to_all(
     entries = trade(here, place.local, leaving, arriving)
     away = [other for other in range(len(leaving)) if other not in here]
     parts = [LinkPart(first=leaving[other], arriving=arriving[other]) for other in away]
-    return [*barrier(place), Hand(place.here, row_bytes, entries), Exchange(0, parts, mesh=True)]
+    far = Exchange(0, parts, mesh=True, overlaps=True)
+    return [*barrier(place), far, Hand(place.here, row_bytes, entries), Awaited()]

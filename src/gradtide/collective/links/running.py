@@ -7,17 +7,18 @@ import numpy.typing as npt
 import torch
 
 from gradtide.collective.host.board import Board
-from gradtide.collective.host.extents import Base
+from gradtide.collective.host.extents import Base, Extent
 from gradtide.collective.host.handing import CopiedRow, Hand, ShownRow, SummedRow, TakenRow, hand_words
 from gradtide.collective.host.rank_watch import RankWatch
 from gradtide.collective.host.signature import Signature
 from gradtide.collective.links.links import HostLinks, Prepared
-from gradtide.collective.links.parts import Exchange
+from gradtide.collective.links.parts import Awaited, Exchange
 from gradtide.collective.links.place import Stages
-from gradtide.kernels import DONE, KERNELS, ExchangePlan, HandPlan
+from gradtide.kernels import DONE, KERNELS, WAITING, ExchangePlan, HandPlan
 
 __all__ = ["Planned", "StageRunner"]
 
+_HAND, _EXCHANGE, _OVERLAPPING, _AWAITED = range(4)
 _KEPT_BYTES = 64 << 20  # of scratch memory, between operations
 
 
@@ -26,7 +27,7 @@ class Planned:
     """The stages of one operation, ready for any tensor of its kind."""
 
     signature: Signature
-    stages: tuple[tuple[bool, int], ...]  # whether it is between hosts, and the address of its words
+    stages: tuple[tuple[int, int], ...]  # what kind it is, and the address of its words
     scratch_bytes: int
     keeps: tuple[Prepared | npt.NDArray[np.int64], ...]  # what is at those addresses
 
@@ -44,7 +45,7 @@ class StageRunner:
         self._hand = KERNELS.HAND.entry
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._under_way: tuple[Planned, int, int, int] | None = None  # and the three addresses
-        self._stage = 0
+        self._stage, self._overlapped = 0, DONE
 
     def plan(self, signature: Signature, stages: Stages) -> Planned:
         keeps: list[Prepared | npt.NDArray[np.int64]] = []
@@ -54,12 +55,14 @@ class StageRunner:
                 words = hand_words(self._board, stage)
                 words[HandPlan.SIGNATURE] = signature.number
                 keeps.append(words)
-                found.append((False, int(words.ctypes.data)))
-            else:
+                found.append((_HAND, int(words.ctypes.data)))
+            elif isinstance(stage, Exchange):
                 prepared = self._links.prepare(stage)
                 prepared.words[ExchangePlan.SIGNATURE] = signature.number
                 keeps.append(prepared)
-                found.append((True, prepared.address))
+                found.append((_OVERLAPPING if stage.overlaps else _EXCHANGE, prepared.address))
+            else:
+                found.append((_AWAITED, 0))
         return Planned(signature, tuple(found), max(map(_scratch_bytes, stages), default=0), tuple(keeps))
 
     def begin(self, plan: Planned, tensor: int, out: int) -> int:
@@ -71,9 +74,15 @@ class StageRunner:
     def _go_on(self) -> int:
         assert self._under_way is not None
         plan, tensor, out, scratch = self._under_way
-        for between, address in plan.stages[self._stage :]:
-            begin = self._links.begin if between else self._hand
-            code: int = begin(address, tensor, out, scratch)
+        for kind, address in plan.stages[self._stage :]:
+            if kind == _HAND:
+                code: int = self._hand(address, tensor, out, scratch)
+            elif kind == _AWAITED:
+                code = self._links.go_on() if self._overlapped == WAITING else self._overlapped
+            else:
+                code = self._links.begin(address, tensor, out, scratch)
+                if kind == _OVERLAPPING:
+                    self._overlapped, code = code, DONE
             if code != DONE:
                 return code
             self._stage += 1
@@ -84,11 +93,11 @@ class StageRunner:
         while code != DONE:
             assert self._under_way is not None
             plan, *addresses = self._under_way
-            between, address = plan.stages[self._stage]
-            if between:
-                self._links.finish(code)
-            else:
+            kind, address = plan.stages[self._stage]
+            if kind == _HAND:
                 self._board.finish(code, lambda: self._hand(address, *addresses), plan.signature, timeout_s)  # noqa: B023
+            else:
+                self._links.finish(code)
             self._watch.moved()
             self._stage += 1
             code = self._go_on()
@@ -100,13 +109,13 @@ class StageRunner:
         return self._scratch.data_ptr()
 
 
-def _scratch_bytes(stage: Hand | Exchange) -> int:
-    extents = []
+def _scratch_bytes(stage: Hand | Exchange | Awaited) -> int:
+    extents: list[Extent] = []
     if isinstance(stage, Exchange):
         extents += [stage.share.mine, stage.share.own]
         for part in stage.parts:
             extents += [part.first, part.arriving, part.result]
-    else:
+    elif isinstance(stage, Hand):
         for entry in stage.entries:
             match entry:
                 case ShownRow(_, what):

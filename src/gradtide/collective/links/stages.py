@@ -12,16 +12,17 @@ Blocks and rows are in the order of the hosts, and inside a host in rank order. 
 
 from collections.abc import Sequence
 
-from gradtide.collective.host.extents import Adding, Base, Extent
+from gradtide.collective.host.extents import NOTHING, Adding, Base, Extent
 from gradtide.collective.host.handing import CopiedRow, Entry, Hand, ShownRow, SummedRow, TakenRow
 from gradtide.collective.links import operations
 from gradtide.collective.links.operations import shares
-from gradtide.collective.links.place import RankPlace, Stages, heard, meet, widest
+from gradtide.collective.links.place import CHUNK_BYTES, RankPlace, Stages, chunks, heard, meet, pipelined, widest
 
 __all__ = ["all_reduce", "barrier", "broadcast", "hand_out", "reduce"]
 
 _WHOLE_BYTES = 8 << 10  # a tensor up to this goes whole over every rail, which saves the meeting that hands out shares
 _MOST_WHOLE_HOSTS = 8
+_TURN_BYTES = CHUNK_BYTES  # of scratch memory, for one chunk
 
 
 def barrier(place: RankPlace) -> Stages:
@@ -37,48 +38,63 @@ def all_reduce(place: RankPlace, size_bytes: int, inside: Adding, between: Addin
         exchange = operations.all_reduce(place.host, place.hosts, own, whole, between)
         adding = Hand(1, size_bytes, [ShownRow(0, whole), SummedRow(0, whole, own)], inside)
         return [exchange] if place.here == 1 else [adding, exchange]
-    cut, stages = shares(whole, place.drivers), Stages()
-    if place.drives:
-        own = _own_share(place, cut)
-        stages.append(operations.all_reduce(place.host, place.hosts, own, cut[place.local], between))
-    return [*_add_up(place, cut, inside), *stages, *hand_out(place, cut)]
+    parts = []
+    for number, ends in enumerate(chunks(place, size_bytes)):
+        cut, driven = shares(whole.part(*ends), place.drivers), None
+        if place.drives:
+            own = _own_share(place, cut, number)
+            driven = operations.all_reduce(place.host, place.hosts, own, cut[place.local], between)
+        parts.append((_add_up(place, cut, number, inside), driven, hand_out(place, cut)))
+    return pipelined(parts)
 
 
 def reduce(place: RankPlace, size_bytes: int, root: tuple[int, int], inside: Adding, between: Adding) -> Stages:
     """root: its host, and which of its ranks. The others keep theirs."""
-    cut, (home, local) = shares(Extent(Base.TENSOR, 0, size_bytes), place.drivers), root
-    stages, last, is_root = _add_up(place, cut, inside), list[Entry](), (place.host, place.local) == root
-    if place.drives:
-        own = _own_share(place, cut)
-        stages.append(operations.reduce(place.host, place.hosts, home, own, own, between))
-        last.append(CopiedRow(own, cut[place.local]) if is_root else ShownRow(0, own))
-    if place.host != home or place.here == 1:
-        return [*stages, *heard(place)]
-    last += [TakenRow(j, 0, 0, share) for j, share in enumerate(cut) if is_root and j != local]
-    return [*stages, Hand(1, widest(cut), last)]
+    whole, (home, local) = Extent(Base.TENSOR, 0, size_bytes), root
+    parts, is_root = [], (place.host, place.local) == root
+    for number, ends in enumerate(chunks(place, size_bytes)):
+        cut, exchange, last = shares(whole.part(*ends), place.drivers), None, list[Entry]()
+        if place.drives:
+            own = _own_share(place, cut, number)
+            exchange = operations.reduce(place.host, place.hosts, home, own, own, between)
+            last.append(CopiedRow(own, cut[place.local]) if is_root else ShownRow(0, own))
+        last += [TakenRow(j, 0, 0, share) for j, share in enumerate(cut) if is_root and j != local]
+        keeps = place.host == home and place.here > 1
+        after: Stages = [Hand(1, widest(cut), last)] if keeps else heard(place)
+        parts.append((_add_up(place, cut, number, inside), exchange, after))
+    return pipelined(parts)
 
 
 def broadcast(place: RankPlace, size_bytes: int, root: tuple[int, int]) -> Stages:
     """root: its host, and which of its ranks."""
-    whole, (home, local) = Extent(Base.TENSOR, 0, size_bytes), root
+    whole = Extent(Base.TENSOR, 0, size_bytes)
     if _goes_whole(place, size_bytes):
         return _broadcast_whole(place, whole, root)
-    cut, stages = shares(whole, place.drivers), Stages()
-    if place.host != home or place.here == 1:
+    is_home = place.host == root[0] and place.here > 1
+    parts = []
+    for number, ends in enumerate(chunks(place, size_bytes)):
+        cut, exchange, own = shares(whole.part(*ends), place.drivers), None, NOTHING
         if place.drives:
-            stages.append(operations.broadcast(place.host, place.hosts, home, *[cut[place.local]] * 2))
-        return [*meet(place), *stages, *hand_out(place, cut)]
-    first, last, is_root = list[Entry](), list[Entry](), place.local == local
-    if is_root:
-        first += [ShownRow(j, share) for j, share in enumerate(cut) if j != local]
+            from_scratch = is_home and place.local != root[1]
+            own = _own_share(place, cut, number) if from_scratch else cut[place.local]
+            exchange = operations.broadcast(place.host, place.hosts, root[0], own, own)
+        before, after = meet(place) if number == 0 else [], hand_out(place, cut)
+        if is_home:
+            before, after = _broadcast_at_home(place, cut, root[1], own)
+        parts.append((before, exchange, after))
+    return pipelined(parts)
+
+
+def _broadcast_at_home(place: RankPlace, cut: Sequence[Extent], root: int, own: Extent) -> tuple[Stages, Stages]:
+    """The root's host: each driver gets its share, in scratch memory, and after the exchange everybody gets all."""
+    if place.local == root:
+        first: list[Entry] = [ShownRow(j, share) for j, share in enumerate(cut) if j != root]
+        last: list[Entry] = [ShownRow(0, own)] if place.drives else []
     else:
+        first = [TakenRow(root, place.local, 0, own)] if place.drives else []
+        last = [ShownRow(0, own), CopiedRow(own, cut[place.local])] if place.drives else []
         last += [TakenRow(j, 0, 0, share) for j, share in enumerate(cut) if j != place.local]
-    if place.drives:
-        own = cut[place.local] if is_root else _own_share(place, cut)
-        stages.append(operations.broadcast(place.host, place.hosts, home, own, own))
-        first += [] if is_root else [TakenRow(local, place.local, 0, own)]
-        last += [ShownRow(0, own)] if is_root else [ShownRow(0, own), CopiedRow(own, cut[place.local])]
-    return [Hand(place.drivers, widest(cut), first), *stages, Hand(1, widest(cut), last)]
+    return [Hand(place.drivers, widest(cut), first)], [Hand(1, widest(cut), last)]
 
 
 def _broadcast_whole(place: RankPlace, whole: Extent, root: tuple[int, int]) -> Stages:
@@ -105,17 +121,17 @@ def _goes_whole(place: RankPlace, size_bytes: int) -> bool:
     return place.even and (place.here == 1 or small)
 
 
-def _own_share(place: RankPlace, cut: Sequence[Extent]) -> Extent:
-    """Where this driver has its host's contribution."""
+def _own_share(place: RankPlace, cut: Sequence[Extent], number: int) -> Extent:
+    """Where this driver has its host's contribution to a chunk: in turns, since the last may still be on its way."""
     mine = cut[place.local]
-    return mine if place.here == 1 else Extent(Base.SCRATCH, 0, mine.size_bytes)
+    return mine if place.here == 1 else Extent(Base.SCRATCH, number % 2 * _TURN_BYTES, mine.size_bytes)
 
 
-def _add_up(place: RankPlace, cut: Sequence[Extent], inside: Adding) -> Stages:
+def _add_up(place: RankPlace, cut: Sequence[Extent], number: int, inside: Adding) -> Stages:
     """Each driver adds up its share of the tensors of its host, in scratch memory."""
     if place.here == 1:
         return []
     entries: list[Entry] = [ShownRow(j, share) for j, share in enumerate(cut) if j != place.local]
     if place.drives:
-        entries.append(SummedRow(place.local, cut[place.local], _own_share(place, cut)))
+        entries.append(SummedRow(place.local, cut[place.local], _own_share(place, cut, number)))
     return [Hand(len(cut), widest(cut), entries, inside)]
