@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from laid_out import check_every_layout
+from laid_out import check_every_layout, check_uneven
 from torch.nn.parallel import DistributedDataParallel
 
 from gradtide.errors import Mismatch
@@ -21,6 +21,7 @@ def main() -> None:
     assert [part[0].item() for part in parts] == [0, 1, 2, 3]
     dist.all_to_all_single(whole := torch.empty(size), torch.full((size,), float(rank)))
     assert whole.tolist() == [0, 1, 2, 3]
+    check_uneven(rank, size)
     across = dist.new_group([0, 3])
     if rank in (0, 3):
         dist.broadcast(tensor := torch.full((5,), float(rank)), 3, group=across)

@@ -102,3 +102,21 @@ def check_every_layout(rank, size, layouts=tuple(LAYOUTS), times=3):
         check_messages(rank, size, make, times)
     for background in (False, True):
         check_single(rank, size, background=background)
+
+
+def check_uneven(rank, size):
+    """Lists of tensors that are not all of one size: rank r has, or is to have, 1000 * r + 1 elements."""
+    counts = [1000 * other + 1 for other in range(size)]
+    inputs = [content(other, (count,)) for other, count in enumerate(counts)]
+    dist.all_gather(got := [torch.empty(count) for count in counts], inputs[rank])
+    assert all(map(torch.equal, got, inputs))
+    lists = [[content(100 * other + to, (count, 2)) for to, count in enumerate(counts)] for other in range(size)]
+    given = [part.clone() for part in lists[rank]]
+    dist.reduce_scatter(whole := torch.empty(counts[rank], 2), given)
+    assert torch.equal(whole, torch.stack([parts[rank] for parts in lists]).sum(0))
+    assert all(map(torch.equal, given, lists[rank]))
+    dist.all_to_all(arrived := [torch.empty(counts[rank], 2) for _ in range(size)], given)
+    assert all(map(torch.equal, arrived, [parts[rank] for parts in lists]))
+    source = torch.cat(given)
+    dist.all_to_all_single(flat := torch.empty(size * counts[rank], 2), source, [counts[rank]] * size, counts)
+    assert torch.equal(flat, torch.cat(arrived))

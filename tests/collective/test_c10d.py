@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from laid_out import check_every_layout
+from laid_out import check_every_layout, check_uneven
 from process_groups import process_group
 
 from gradtide.errors import TopologyError
@@ -155,7 +155,7 @@ def uneven(rank, size, path):
         splits = [1] * size if rank != 1 else [2, 1, 0]
         with pytest.raises(dist.DistBackendError, match=r"rank 0 sends 1 elements to rank 1, which takes 2"):
             dist.all_to_all_single(torch.empty(size), torch.ones(size), splits, [1] * size)
-        dist.barrier()
+        check_uneven(rank, size)
 
 
 def test_parts_of_all_to_all_may_have_any_size_if_both_sides_agree(ranks, tmp_path):

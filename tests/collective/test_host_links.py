@@ -1,6 +1,7 @@
 """Links between hosts: whatever the hosts, the operation, the type and the size, the bits are those of one host."""
 
 from contextlib import ExitStack
+from functools import reduce
 from itertools import pairwise
 
 import cases
@@ -13,7 +14,10 @@ from ranks import Ranks, move
 
 from gradtide.collective.groups.group import Group
 from gradtide.collective.host.extents import Adding, Base, Extent
+from gradtide.collective.links import row_stages, stages
 from gradtide.collective.links.operations import all_reduce, broadcast
+from gradtide.collective.links.parts import Exchange
+from gradtide.collective.links.place import RankPlace
 from gradtide.errors import ConfigError, Mismatch
 from gradtide.testing.hosts import several_hosts
 
@@ -24,7 +28,10 @@ SHAPES = st.one_of(
     st.sampled_from([(1,), (1023,), (16_385,), (3, 21_847), (131_077,), (300_001,), (700_003,)]),
 )
 # The host of each rank. Where only the first host has several ranks, adding up by host is adding up by rank.
-PLACES = {"two": [0, 1], "three": [0, 1, 2], "uneven": [0, 0, 1, 2], "mixed": [0, 1, 0, 2]}
+PLACES = {"two": [0, 1], "three": [0, 1, 2], "uneven": [0, 0, 1, 2]}
+# Where others have, or a host's ranks do not stand together, sums of floats are those of the hosts, in another order.
+PLACES |= {"mixed": [0, 1, 0, 2], "pairs": [0, 0, 1, 1], "crossed": [0, 1, 1, 0]}
+BY_RANK = ("two", "three", "uneven")
 
 
 def join(rank, size):
@@ -76,7 +83,7 @@ def _cases(draw, operation, exact):
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_between_hosts_every_rank_gets_bit_for_bit_what_one_host_gives(apart, operation):
     ranks, where = apart
-    scattered = where == PLACES["mixed"]  # its sums of floats are those of the hosts, in another order
+    by_host = where not in [PLACES[name] for name in BY_RANK]
 
     @settings(
         max_examples=25,
@@ -85,44 +92,109 @@ def test_between_hosts_every_rank_gets_bit_for_bit_what_one_host_gives(apart, op
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    @given(case=_cases(operation, exact=scattered and operation in ("all_reduce", "reduce", "reduce_scatter")))
+    @given(case=_cases(operation, exact=by_host and operation in ("all_reduce", "reduce", "reduce_scatter")))
     def run(case):
         assert not any(ranks.run(check, len(where), case))
 
     run()
 
 
-def cut_anywhere(rank, size, dtype, cuts):
-    group, count = group_of(rank, size), 400_003
-    whole = (torch.randn(count, generator=torch.Generator().manual_seed(rank)) * 100).to(dtype)
-    pieces = whole.clone()
+def cut_anywhere(rank, size, where, dtype, cuts):
+    """Twice the size of a chunk, and more."""
+    group, count = group_of(rank, size), 2_300_003
+    all_of_them = [
+        (torch.randn(count, generator=torch.Generator().manual_seed(r)) * 100).to(dtype) for r in range(size)
+    ]
+    hosts = [[all_of_them[r] for r in range(size) if where[r] == host] for host in dict.fromkeys(where)]
+    expected = reduce(torch.add, [reduce(torch.add, tensors) for tensors in hosts])
+    pieces = all_of_them[rank].clone()
     for begin, end in pairwise([0, *cuts, count]):
         group.all_reduce(pieces[begin:end])
-    for _ in range(3):  # the first one makes a plan, the others follow it
-        assert same(group.all_reduce(whole.clone()), pieces)
+    assert same(pieces, expected)
+    for _ in range(2):  # the first one makes a plan, the other follows it
+        assert same(group.all_reduce(all_of_them[rank].clone()), expected)
+        kept = all_of_them[rank].clone()
+        group.reduce(kept, root=1)
+        assert same(kept, expected if rank == 1 else all_of_them[rank])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_bits_between_hosts_depend_neither_on_size_nor_on_place(apart, dtype):
     ranks, where = apart
-    ranks.run(cut_anywhere, len(where), dtype, [1, 77, 5000, 30_000, 110_001])
+    ranks.run(cut_anywhere, len(where), where, dtype, [1, 77, 5000, 30_000, 410_001])
 
 
-def disagree(rank, size, other, count):
+def split_unevenly(rank, size, where, dtype, largest):
+    group, generator = group_of(rank, size), torch.Generator().manual_seed(largest)
+    for _ in range(3):
+        sizes = torch.randint(0, largest, (size, size), generator=generator)
+        sizes[1] = 0  # who has nothing for anybody
+        sent = [torch.randint(0, 100, (int(row.sum()),), generator=generator).to(dtype) for row in sizes]
+        parts = [tensor.split(row.tolist()) for tensor, row in zip(sent, sizes, strict=True)]
+        arriving = sizes[:, rank].tolist()
+        got = torch.empty(sum(arriving), dtype=dtype)
+        group.all_to_all_split(sent[rank], sizes[rank].tolist(), got, arriving)
+        assert same(got, torch.cat([part[rank] for part in parts]))
+    wrong = [1] * size
+    wrong[0] += rank == 1
+    with pytest.raises(Mismatch, match="rank 1 sends 2 elements to rank 0, which takes 1"):
+        group.all_to_all_split(torch.ones(sum(wrong)), wrong, torch.empty(size), [1] * size)
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 9), (torch.int8, 3001), (torch.float64, 200_001)])
+def test_uneven_parts_go_from_each_rank_to_each(apart, dtype, largest):
+    ranks, where = apart
+    ranks.run(split_unevenly, len(where), where, dtype, largest)
+
+
+# What a rank may ask for, on a tensor with a row for each rank: with what it fills.
+ASKED = {
+    "all_reduce": lambda group, rows: (group.all_reduce, rows),
+    "broadcast": lambda group, rows: (group.broadcast, rows),
+    "all_gather": lambda group, rows: (lambda out: group.all_gather(torch.ones_like(rows[0]), out), rows),
+    "reduce_scatter": lambda group, rows: (lambda out: group.reduce_scatter(torch.ones_like(rows), out=out), rows[0]),
+    "all_to_all": lambda group, rows: (lambda out: group.all_to_all(torch.ones_like(rows), out), rows),
+    "scatter": lambda group, rows: (
+        lambda out: group.scatter(out, torch.ones_like(rows) if group.rank == 0 else None),
+        rows[0],
+    ),
+}
+
+
+def disagree(rank, size, other, asked, count, others_asked, others_count):
+    """One rank asks for something else, or for another size of it."""
     group = group_of(rank, size)
-    group.all_reduce(torch.ones(count))  # there is a plan for it now
-    with pytest.raises(Mismatch, match=rf"float32\[({count}|3)\].*float32\[({count}|3)\]") as caught:
-        group.all_reduce(torch.ones(3 if rank == other else count))
-    assert group.all_reduce(torch.full((count,), float(rank))).eq(sum(range(size))).all()
+    for _ in range(2):  # there is a plan for it the second time
+        what, length = (others_asked, others_count) if rank == other else (asked, count)
+        call, tensor = ASKED[what](group, torch.full((size, length), float(rank)))
+        with pytest.raises(Mismatch, match="the hosts ask for different things") as caught:
+            call(tensor)
+        assert tensor.eq(rank).all(), "a tensor was changed"
+        assert asked in str(caught.value)
+        call, tensor = ASKED[asked](group, torch.full((size, count), float(rank)))
+        call(tensor)
+        assert group.all_reduce(torch.full((count,), float(rank))).eq(sum(range(size))).all()
     return str(caught.value)
 
 
-@pytest.mark.parametrize("count", [100, 500_000])
-def test_a_mismatch_is_the_same_error_for_all_and_leaves_the_links_clean(apart, count):
-    """A large one: megabytes are on their way when it is found, and are read by nobody."""
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("all_reduce", 100, "all_reduce", 3),
+        ("all_reduce", 300_000, "all_reduce", 3),
+        ("all_reduce", 3, "broadcast", 600_000),
+        ("all_to_all", 50_000, "all_reduce", 50_000),
+        ("broadcast", 300_000, "all_gather", 300_000),
+        ("all_gather", 100_000, "all_gather", 100_001),
+        ("reduce_scatter", 600_000, "scatter", 5),
+    ],
+    ids=lambda asked: "-".join(map(str, asked)),
+)
+def test_a_mismatch_is_the_same_error_for_all_and_leaves_links_clean_and_tensors_as_they_were(apart, asked):
+    """Large ones: megabytes are on their way when it is found, and are read by nobody."""
     ranks, where = apart
-    for other in range(len(where)):
-        assert len(set(ranks.run(disagree, len(where), other, count))) == 1
+    for other in {0, 1, len(where) - 1}:
+        assert len(set(ranks.run(disagree, len(where), other, *asked))) == 1
 
 
 @pytest.mark.quick
@@ -146,3 +218,29 @@ def test_no_host_of_a_large_broadcast_sends_it_more_than_twice():
             came = sum(part.arriving.size_bytes + part.result.size_bytes for part in found.parts)
             assert left <= 2 * size_bytes
             assert came == (0 if me == 1 else size_bytes)
+
+
+def leaving(stages):
+    """Bytes that go out over the wire."""
+    parts = [part for stage in stages if isinstance(stage, Exchange) for part in stage.parts]
+    return sum(part.first.size_bytes + part.second_bytes for part in parts)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("counts", [(1, 1), (2, 2), (3, 3, 3), (2, 4), (1, 3, 2)])
+def test_a_host_sends_what_it_must_however_many_ranks_it_has(counts):
+    hosts, ranks, row = len(counts), sum(counts), 64 * 36_000
+    adding, root = Adding(1, 1, 4), (0, 0)
+    for host in range(hosts):
+        here = [RankPlace(host, local, counts) for local in range(counts[host])]
+        whole = row * ranks
+        left = sum(leaving(stages.all_reduce(p, whole, adding, adding)) for p in here)
+        assert left == pytest.approx(2 * whole * (hosts - 1) / hosts, rel=1e-4)  # shares are whole cache lines
+        assert sum(leaving(stages.reduce(p, whole, root, adding, adding)) for p in here) == (whole if host else 0)
+        assert sum(leaving(stages.broadcast(p, whole, root)) for p in here) <= whole * (1 if hosts == 2 else 2) * 1.0001
+        others = ranks - counts[host]
+        assert sum(leaving(row_stages.all_gather(p, row)) for p in here) == row * counts[host] * (hosts - 1)
+        assert sum(leaving(row_stages.reduce_scatter(p, row, adding, adding)) for p in here) == row * others
+        if len(set(counts)) == 1:
+            assert sum(leaving(row_stages.gather(p, row, root)) for p in here) == (row * counts[host] if host else 0)
+            assert sum(leaving(row_stages.scatter(p, row, root)) for p in here) == (0 if host else row * others)
