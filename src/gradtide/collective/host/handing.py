@@ -76,6 +76,7 @@ def trade(ranks: Sequence[int], me: int, leaving: Sequence[Extent], arriving: Se
 def hand_words(board: Board, hand: Hand) -> npt.NDArray[np.int64]:
     """The words that the kernel takes; all but the signature."""
     piece = max(_ALIGN_BYTES, SLOT_BYTES // hand.rows // _ALIGN_BYTES * _ALIGN_BYTES)
+    assert hand.rows * piece <= SLOT_BYTES, f"{hand.rows} rows do not fit into a slot"
     entries = [_words(entry) for entry in hand.entries]
     words = np.zeros(HandPlan.WORDS + HandEntry.WORDS * len(entries), np.int64)
     words[HandPlan.ME], words[HandPlan.ENTRIES] = board.me, len(entries)

@@ -8,11 +8,12 @@ from gradtide.collective.host.extents import Base, Extent
 from gradtide.collective.host.handing import Hand
 from gradtide.collective.links.parts import Awaited, Exchange
 
-__all__ = ["CHUNK_BYTES", "RankPlace", "Stages", "chunks", "heard", "meet", "pipelined", "row_of", "widest"]
+__all__ = ["RankPlace", "Stages", "chunks", "heard", "meet", "pipelined", "row_of", "widest"]
 
 Stages = list[Hand | Exchange | Awaited]
 _ALIGN_BYTES = 64
-CHUNK_BYTES = 2 << 20  # while one is on the wire, the ranks of a host add up the next and hand out the last
+_MOST_CHUNKS = 64
+_CHUNK_BYTES = 2 << 20  # while one is on the wire, the ranks of a host add up the next and hand out the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,8 @@ def chunks(place: RankPlace, size_bytes: int, at_once: int = 1) -> list[tuple[in
     their hosts: nothing is to be done meanwhile."""
     if max(place.counts) == 1 or size_bytes == 0:
         return [(0, size_bytes)]
-    step = max(_ALIGN_BYTES, CHUNK_BYTES // at_once // _ALIGN_BYTES * _ALIGN_BYTES)
+    step = max(_CHUNK_BYTES // at_once, size_bytes // _MOST_CHUNKS, 1)
+    step = -(-step // _ALIGN_BYTES) * _ALIGN_BYTES
     return [(begin, min(size_bytes, begin + step)) for begin in range(0, size_bytes, step)]
 
 

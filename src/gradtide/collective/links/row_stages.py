@@ -7,7 +7,7 @@ from gradtide.collective.host.handing import CopiedRow, Entry, Hand, ShownRow, S
 from gradtide.collective.links import operations
 from gradtide.collective.links.operations import shares
 from gradtide.collective.links.parts import Awaited, Exchange, LinkPart
-from gradtide.collective.links.place import CHUNK_BYTES, RankPlace, Stages, chunks, meet, pipelined, row_of, widest
+from gradtide.collective.links.place import RankPlace, Stages, chunks, meet, pipelined, row_of, widest
 from gradtide.collective.links.stages import barrier
 
 __all__ = ["all_gather", "all_to_all", "gather", "reduce_scatter", "scatter"]
@@ -104,9 +104,9 @@ def reduce_scatter(place: RankPlace, row_bytes: int, inside: Adding, between: Ad
     if not place.even:
         return _reduce_scatter_blocks(place, row_bytes, inside, between)
     parts = []
-    for number, (begin, end) in enumerate(chunks(place, row_bytes, sum(place.counts))):
+    for number, (begin, end) in enumerate(found := chunks(place, row_bytes, sum(place.counts))):
         cut = [[row_of(block, j, row_bytes).part(begin, end) for j in range(place.here)] for block in blocks]
-        adding, sums = _add_up_rows(place, cut, number % 2 * CHUNK_BYTES, inside)
+        adding, sums = _add_up_rows(place, cut, number % 2 * place.hosts * found[0][1], inside)
         parts.append(
             (Stages([adding]), operations.reduce_scatter(place.host, sums, out.part(begin, end), between), Stages())
         )

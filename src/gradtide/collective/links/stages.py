@@ -16,13 +16,12 @@ from gradtide.collective.host.extents import NOTHING, Adding, Base, Extent
 from gradtide.collective.host.handing import CopiedRow, Entry, Hand, ShownRow, SummedRow, TakenRow
 from gradtide.collective.links import operations
 from gradtide.collective.links.operations import shares
-from gradtide.collective.links.place import CHUNK_BYTES, RankPlace, Stages, chunks, heard, meet, pipelined, widest
+from gradtide.collective.links.place import RankPlace, Stages, chunks, heard, meet, pipelined, widest
 
 __all__ = ["all_reduce", "barrier", "broadcast", "hand_out", "reduce"]
 
 _WHOLE_BYTES = 8 << 10  # a tensor up to this goes whole over every rail, which saves the meeting that hands out shares
 _MOST_WHOLE_HOSTS = 8
-_TURN_BYTES = CHUNK_BYTES  # of scratch memory, for one chunk
 
 
 def barrier(place: RankPlace) -> Stages:
@@ -39,12 +38,13 @@ def all_reduce(place: RankPlace, size_bytes: int, inside: Adding, between: Addin
         adding = Hand(1, size_bytes, [ShownRow(0, whole), SummedRow(0, whole, own)], inside)
         return [exchange] if place.here == 1 else [adding, exchange]
     parts = []
-    for number, ends in enumerate(chunks(place, size_bytes)):
+    for number, ends in enumerate(found := chunks(place, size_bytes)):
+        turn = number % 2 * found[0][1]
         cut, driven = shares(whole.part(*ends), place.drivers), None
         if place.drives:
-            own = _own_share(place, cut, number)
+            own = _own_share(place, cut, turn)
             driven = operations.all_reduce(place.host, place.hosts, own, cut[place.local], between)
-        parts.append((_add_up(place, cut, number, inside), driven, hand_out(place, cut)))
+        parts.append((_add_up(place, cut, turn, inside), driven, hand_out(place, cut)))
     return pipelined(parts)
 
 
@@ -52,16 +52,17 @@ def reduce(place: RankPlace, size_bytes: int, root: tuple[int, int], inside: Add
     """root: its host, and which of its ranks. The others keep theirs."""
     whole, (home, local) = Extent(Base.TENSOR, 0, size_bytes), root
     parts, is_root = [], (place.host, place.local) == root
-    for number, ends in enumerate(chunks(place, size_bytes)):
+    for number, ends in enumerate(found := chunks(place, size_bytes)):
+        turn = number % 2 * found[0][1]
         cut, exchange, last = shares(whole.part(*ends), place.drivers), None, list[Entry]()
         if place.drives:
-            own = _own_share(place, cut, number)
+            own = _own_share(place, cut, turn)
             exchange = operations.reduce(place.host, place.hosts, home, own, own, between)
             last.append(CopiedRow(own, cut[place.local]) if is_root else ShownRow(0, own))
         last += [TakenRow(j, 0, 0, share) for j, share in enumerate(cut) if is_root and j != local]
         keeps = place.host == home and place.here > 1
         after: Stages = [Hand(1, widest(cut), last)] if keeps else heard(place)
-        parts.append((_add_up(place, cut, number, inside), exchange, after))
+        parts.append((_add_up(place, cut, turn, inside), exchange, after))
     return pipelined(parts)
 
 
@@ -72,11 +73,12 @@ def broadcast(place: RankPlace, size_bytes: int, root: tuple[int, int]) -> Stage
         return _broadcast_whole(place, whole, root)
     is_home = place.host == root[0] and place.here > 1
     parts = []
-    for number, ends in enumerate(chunks(place, size_bytes)):
+    for number, ends in enumerate(found := chunks(place, size_bytes)):
+        turn = number % 2 * found[0][1]
         cut, exchange, own = shares(whole.part(*ends), place.drivers), None, NOTHING
         if place.drives:
             from_scratch = is_home and place.local != root[1]
-            own = _own_share(place, cut, number) if from_scratch else cut[place.local]
+            own = _own_share(place, cut, turn) if from_scratch else cut[place.local]
             exchange = operations.broadcast(place.host, place.hosts, root[0], own, own)
         before, after = meet(place) if number == 0 else [], hand_out(place, cut)
         if is_home:
@@ -121,17 +123,18 @@ def _goes_whole(place: RankPlace, size_bytes: int) -> bool:
     return place.even and (place.here == 1 or small)
 
 
-def _own_share(place: RankPlace, cut: Sequence[Extent], number: int) -> Extent:
-    """Where this driver has its host's contribution to a chunk: in turns, since the last may still be on its way."""
+def _own_share(place: RankPlace, cut: Sequence[Extent], turn: int) -> Extent:
+    """Where this driver has its host's contribution to a chunk: so far into scratch memory. That to the chunk before is
+    elsewhere in it, and may still be on its way."""
     mine = cut[place.local]
-    return mine if place.here == 1 else Extent(Base.SCRATCH, number % 2 * _TURN_BYTES, mine.size_bytes)
+    return mine if place.here == 1 else Extent(Base.SCRATCH, turn, mine.size_bytes)
 
 
-def _add_up(place: RankPlace, cut: Sequence[Extent], number: int, inside: Adding) -> Stages:
+def _add_up(place: RankPlace, cut: Sequence[Extent], turn: int, inside: Adding) -> Stages:
     """Each driver adds up its share of the tensors of its host, in scratch memory."""
     if place.here == 1:
         return []
     entries: list[Entry] = [ShownRow(j, share) for j, share in enumerate(cut) if j != place.local]
     if place.drives:
-        entries.append(SummedRow(place.local, cut[place.local], _own_share(place, cut, number)))
+        entries.append(SummedRow(place.local, cut[place.local], _own_share(place, cut, turn)))
     return [Hand(len(cut), widest(cut), entries, inside)]
