@@ -184,6 +184,7 @@ def disagree(rank, size, other, asked, count, others_asked, others_count):
         ("all_reduce", 300_000, "all_reduce", 3),
         ("all_reduce", 3, "broadcast", 600_000),
         ("all_to_all", 50_000, "all_reduce", 50_000),
+        ("all_to_all", 50_000, "all_to_all", 5),
         ("broadcast", 300_000, "all_gather", 300_000),
         ("all_gather", 100_000, "all_gather", 100_001),
         ("reduce_scatter", 600_000, "scatter", 5),

@@ -34,6 +34,7 @@ __all__ = ["Between", "ManyHosts"]
 _AGREEMENT, _DISAGREEMENT = sign("what the hosts ask for"), sign("something that the other hosts do not ask for")
 _MESSAGE = 1 << 26  # a tag; below it are those of schedules
 _REMEMBERED = 1024  # plans
+_SMALL_BYTES = 256 << 10  # an all-to-all of as much is quicker by way of the rails
 Tensor = torch.Tensor
 Build = Callable[[], Stages]
 
@@ -237,8 +238,10 @@ class ManyHosts:
 
     def all_to_all(self, call: Call, tensor: Tensor, out: Tensor) -> None:
         row_bytes = tensor.nbytes // self.size
-        sizes = [row_bytes] * self.size
-        self._run(call, lambda: self._all_to_all(sizes, sizes, row_bytes), tensor, out)
+        sizes, several = [row_bytes] * self.size, self._place.here > 1
+        if several and self._place.even and self._in_order and tensor.nbytes <= _SMALL_BYTES:
+            return self._run(call, lambda: row_stages.small_all_to_all(self._place, row_bytes), tensor, out)
+        return self._run(call, lambda: self._all_to_all(sizes, sizes, row_bytes), tensor, out)
 
     def all_to_all_split(self, call: Call, tensor: Tensor, out: Tensor, sizes: Sequence[Sequence[int]]) -> None:
         """sizes: how many bytes go from each rank to each, on which all have agreed."""

@@ -10,7 +10,7 @@ from gradtide.collective.links.parts import Awaited, Exchange, LinkPart
 from gradtide.collective.links.place import RankPlace, Stages, chunks, meet, pipelined, row_of, widest
 from gradtide.collective.links.stages import barrier
 
-__all__ = ["all_gather", "all_to_all", "gather", "reduce_scatter", "scatter"]
+__all__ = ["all_gather", "all_to_all", "gather", "reduce_scatter", "scatter", "small_all_to_all"]
 
 _ALIGN_BYTES = 64
 
@@ -150,6 +150,22 @@ def _take_row(place: RankPlace, cut: Sequence[Extent], row: Extent, mine: Extent
             to = Extent(Base.OUT, begin - row.offset, end - begin)
             skip = begin - share.offset
             yield CopiedRow(mine.part(skip, skip + end - begin), to) if j == place.local else TakenRow(j, 0, skip, to)
+
+
+def small_all_to_all(place: RankPlace, row_bytes: int) -> Stages:
+    """From each rank to each, a row, by way of the rails: what ranks of a host have for a rank of another goes to the
+    one of its number here, and with that one's over its rail. It is one exchange, but all of it goes through the slots.
+    Where every rank drives."""
+    blocks, size_bytes, entries = place.blocks(Base.TENSOR, row_bytes), place.here * row_bytes, list[Entry]()
+    gathered = [Extent(Base.SCRATCH, g * size_bytes, size_bytes) for g in range(place.hosts)]
+    for g, (block, rows) in enumerate(zip(blocks, gathered, strict=True)):
+        own = row_of(block, place.local, row_bytes), row_of(rows, place.local, row_bytes)
+        entries.append(CopiedRow(*own))
+        for j in place.others_here():
+            entries.append(ShownRow(g * place.here + j, row_of(block, j, row_bytes)))
+            entries.append(TakenRow(j, g * place.here + place.local, 0, row_of(rows, j, row_bytes)))
+    exchange = operations.all_to_all(place.host, gathered, place.blocks(Base.OUT, row_bytes))
+    return [Hand(sum(place.counts), row_bytes, entries), exchange]
 
 
 def all_to_all(
