@@ -3,10 +3,24 @@
 import torch
 import torch.distributed as dist
 from laid_out import check_every_layout, check_uneven
+from split_groups import check_parts
 from torch.nn.parallel import DistributedDataParallel
 
 from gradtide.errors import Mismatch
 from gradtide.registration import register
+
+
+def check_from_anybody(rank: int, size: int) -> None:
+    """Rank 0 hears from its neighbour on the host and from both ranks of the other one, by tag."""
+    for tag in (7, 5):
+        if rank:
+            dist.send(torch.full((5,), float(rank + tag)), 0, tag=tag)
+    for tag in (5, 7) if rank == 0 else ():
+        found = {}
+        for _ in range(1, size):
+            source = dist.recv(tensor := torch.empty(5), tag=tag)
+            found[source] = tensor[0].item() - tag
+        assert found == {other: float(other) for other in range(1, size)}
 
 
 def main() -> None:
@@ -30,6 +44,8 @@ def main() -> None:
     dist.send(torch.full((50_000,), float(rank)), (rank + 1) % size, tag=2)
     work.wait()
     assert got.eq((rank - 1) % size).all()
+    check_from_anybody(rank, size)
+    check_parts(rank, size)
     check_every_layout(rank, size, ("transposed",), times=2)
     torch.manual_seed(rank)
     model = torch.nn.Linear(200, 200)

@@ -90,8 +90,13 @@ def own(name: str) -> str:
     return f"{name}-{os.getppid()}"
 
 
+def enter(host: str) -> None:
+    """This thread, and those that it starts, go to a host."""
+    with open(f"/run/netns/{host}") as namespace:
+        assert ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) == 0
+
+
 def move(rank: int, size: int, hosts: list[str]) -> None:
     """Goes to a host, half of the ranks to each, and says as a launcher would which rank this is."""
-    with open(f"/run/netns/{hosts[rank * len(hosts) // size]}") as host:
-        assert ctypes.CDLL(None, use_errno=True).setns(host.fileno(), _CLONE_NEWNET) == 0
+    enter(hosts[rank * len(hosts) // size])
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29654"}

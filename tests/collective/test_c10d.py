@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from laid_out import check_every_layout, check_uneven
 from process_groups import process_group
+from split_groups import check_parts
 
 from gradtide.errors import TopologyError
 
@@ -417,3 +418,12 @@ def mistakes(rank, size, path):
 
 def test_a_mistake_is_one_line_and_the_group_goes_on(ranks, tmp_path):
     ranks.run(mistakes, 2, str(tmp_path / "store"))
+
+
+def parts(rank, size, path):
+    with process_group(rank, size, path):
+        check_parts(rank, size)
+
+
+def test_a_group_can_be_split_and_its_parts_work_beside_it(ranks, tmp_path):
+    ranks.run(parts, 4, str(tmp_path / "store"))

@@ -152,7 +152,8 @@ def abort(rank, size):
     group = _kept["group"]
     if rank == 0:
         handle = group.all_reduce(torch.ones(10), async_op=True)
-        time.sleep(0.2)
+        while not group._backend._far.links._turn.locked():  # until it is in the compiled exchange
+            time.sleep(0.001)
         begin = time.monotonic()
         group.abort()
         with pytest.raises(CommunicationError):

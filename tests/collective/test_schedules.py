@@ -1,3 +1,5 @@
+from datetime import timedelta
+
 import pytest
 import torch
 from cases import group_of, same
@@ -6,7 +8,6 @@ from hypothesis import strategies as st
 
 from gradtide.collective.executors.choose import choose, nominal_topology
 from gradtide.collective.executors.execute import execute_in_process
-from gradtide.collective.executors.gloo import open_gloo
 from gradtide.collective.executors.torch_wire import execute_over_torch
 from gradtide.errors import ScheduleError
 from gradtide.schedule.model import Op, Schedule
@@ -34,9 +35,9 @@ def three_ways(rank, size, text, count, dtype, reduction, shared, folder):
     group.all_reduce(over_memory, reduction, strategy=schedule)
     if size not in _gloo:
         store = torch.distributed.FileStore(f"{folder}/store{size}", size)
-        _gloo[size] = open_gloo(store, rank, size, "127.0.0.1", 30)  # kept, with its connections
+        _gloo[size] = torch.distributed.ProcessGroupGloo(store, rank, size, timedelta(seconds=30))
     over_messages = inputs[rank].clone()
-    execute_over_torch(schedule, over_messages, reduction, group=_gloo[size].group)
+    execute_over_torch(schedule, over_messages, reduction, group=_gloo[size])
     in_process = [tensor.clone() for tensor in inputs]
     execute_in_process(schedule, in_process, reduction)
     assert same(over_memory, in_process[rank]), f"shared memory: {over_memory} is not {in_process[rank]}"

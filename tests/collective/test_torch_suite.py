@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from gradtide.errors import ConfigError
+from gradtide.testing.hosts import several_hosts
+
 HERE = Path(__file__).parent
 LISTS = tomllib.loads((HERE / "torch_suite.toml").read_text())
 
@@ -19,8 +22,9 @@ LISTS = tomllib.loads((HERE / "torch_suite.toml").read_text())
 class Run:
     """A process that runs some of the tests, or all if there are no names."""
 
-    def __init__(self, backend, world_size, names=(), like="gloo"):
-        command = [sys.executable, str(HERE / "torch_suite.py"), backend, like, str(world_size), *names]
+    def __init__(self, backend, world_size, names=(), like="gloo", hosts=1):
+        kind = (backend, like, str(world_size), str(hosts))
+        command = [sys.executable, str(HERE / "torch_suite.py"), *kind, *names]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._names = names
@@ -78,6 +82,20 @@ def test_the_lists_name_every_test_once():
 @pytest.mark.slow
 def test_what_is_for_mpi_alone_gradtide_passes_too(start):
     start("gradtide", 3, LISTS["like_mpi"], like="mpi").assert_passed(300)
+
+
+@pytest.mark.slow
+def test_what_gloo_passes_gradtide_passes_between_hosts(start):
+    try:
+        with several_hosts(2, ""):
+            pass
+    except ConfigError as error:
+        pytest.skip(str(error))
+    runs = [start("gradtide", 3, LISTS["world_size_3"][half::2], hosts=2) for half in range(2)]
+    for run in runs:
+        run.assert_passed(900)
+    start("gradtide", 4, LISTS["world_size_4"], hosts=2).assert_passed(240)
+    start("gradtide", 3, LISTS["like_mpi"], like="mpi", hosts=2).assert_passed(400)
 
 
 @pytest.mark.slow  # everything, over Gloo

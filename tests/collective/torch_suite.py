@@ -1,4 +1,4 @@
-"""PyTorch's own tests of torch.distributed, run over a backend: torch_suite.py BACKEND LIKE WORLD_SIZE [TEST ...]
+"""PyTorch's own tests of torch.distributed over a backend: torch_suite.py BACKEND LIKE WORLD_SIZE HOSTS [TEST ...]
 
 Prints one JSON object a test: its name, whether it passed, was skipped or failed, the seconds it took, and why.
 
@@ -7,26 +7,52 @@ LIKE, and while they run, when the name that they compare is one that equals "gl
 Gloo is open for gradtide. (LIKE mpi opens those of all_to_all on the CPU, which Gloo is not tested for.) Tests of
 sub-groups want eight processes, or MPI, which they look up in the environment as they run: it says MPI, for Gloo too.
 Processes are forked instead of spawned: an import of torch for each would take two seconds.
+
+With HOSTS above 1 the ranks are shared out to as many network namespaces, in which a host's name stands for its
+address. The tests themselves meet through files.
 """
 
 import json
 import os
+import socket
 import sys
 import tempfile
 import time
 import unittest
-from typing import TextIO
+from contextlib import ExitStack
+from typing import Any, TextIO
 
 
-def main(backend: str, like: str, world_size: str, names: list[str], results: TextIO) -> None:
+def main(backend: str, like: str, world_size: str, hosts: str, names: list[str], results: TextIO) -> None:
     os.environ |= {"BACKEND": like, "WORLD_SIZE": world_size, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1"}
-    with tempfile.TemporaryDirectory(prefix="gradtide-suite-") as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-suite-"))
         os.environ["TEMP_DIR"] = folder
         for name in ("barrier", "test_dir", "init_dir"):
             os.mkdir(f"{folder}/{name}")
-        suite = prepared(backend)
+        suite = prepared(backend, namespaces(stack, int(hosts)))
         for name in names or unittest.defaultTestLoader.getTestCaseNames(suite):
             print(json.dumps(outcome(suite, name)), file=results, flush=True)
+
+
+def namespaces(stack: ExitStack, hosts: int) -> list[str]:
+    if hosts == 1:
+        return []
+    from gradtide.testing.hosts import several_hosts
+
+    return [command[-1] for command in stack.enter_context(several_hosts(hosts, ""))]
+
+
+def go_to_host(rank: int, world_size: int, hosts: list[str]) -> None:
+    """This process, in which no other thread runs yet."""
+    from ranks import enter
+
+    from gradtide.testing.hosts import ADDRESSES
+
+    number = rank * len(hosts) // world_size
+    enter(hosts[number])
+    own = ADDRESSES[number]
+    socket.gethostbyname = lambda name: own  # type: ignore[assignment]
 
 
 class OpenGate(str):
@@ -42,7 +68,7 @@ class OpenGate(str):
         return hash("gloo")
 
 
-def prepared(backend: str) -> type[unittest.TestCase]:
+def prepared(backend: str, hosts: list[str]) -> type[unittest.TestCase]:
     import torch
     import torch.testing._internal.distributed.distributed_test as tests
 
@@ -62,6 +88,12 @@ def prepared(backend: str) -> type[unittest.TestCase]:
             super().setUp()
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
+        @classmethod
+        def _run(cls, rank: int, *arguments: Any, **keywords: Any) -> None:
+            if hosts:
+                go_to_host(rank, int(os.environ["WORLD_SIZE"]), hosts)
+            super()._run(rank, *arguments, **keywords)
+
     return Suite
 
 
@@ -78,4 +110,4 @@ if __name__ == "__main__":
     # What the tests print, in their own processes too, goes to standard error.
     with os.fdopen(os.dup(1), "w") as told:
         os.dup2(2, 1)
-        main(*sys.argv[1:4], sys.argv[4:], told)
+        main(*sys.argv[1:5], sys.argv[5:], told)

@@ -10,7 +10,7 @@ from gradtide.kernels import KERNELS
 
 for kernel in (KERNELS.STEP, KERNELS.ALL_REDUCE, KERNELS.REDUCE, KERNELS.RAISE, KERNELS.SPIN, KERNELS.BEFORE_SLEEP):
     assert kernel.entry
-for kernel in (KERNELS.HAND, KERNELS.EXCHANGE, KERNELS.RESUME_EXCHANGE):
+for kernel in (KERNELS.HAND, KERNELS.EXCHANGE, KERNELS.RESUME_EXCHANGE, KERNELS.TRANSFER):
     assert kernel.entry
 for dtype in DTYPES:
     for name in reductions_of(dtype):

@@ -1,8 +1,8 @@
 """Runs collectives on real tensors: all_reduce, broadcast, all_gather, send and the rest.
 
 host/        what the ranks of one host share, and every collective through it
-links/       links of our own between hosts: one compiled exchange a collective
-executors/   runs a verified schedule: on devices of one process, over shared memory, over torch.distributed
+links/       links of our own between hosts: one compiled exchange a collective; messages and schedules
+executors/   runs a verified schedule: on devices of one process, over shared memory, over links, over torch.distributed
 groups/      groups of ranks on one host or many: what a user joins and calls
 c10d/        torch.distributed over all this: init_process_group("gradtide")
 """

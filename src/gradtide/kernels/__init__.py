@@ -9,6 +9,7 @@ reducing.py      all-reduce in one call
 handing.py       what ranks of a host hand each other through the slots, added up or as it is
 sockets.py       system calls on sockets that never wait
 exchange.py      an exchange between hosts: all links at once, added up while the rest arrives
+transfer.py      messages between hosts: several streams at once, each one way
 compiled.py      compiles all that when first asked for, or loads it from the disk
 combine.py       the pass that adds up what ranks handed over, for parameters in shared memory
 """
@@ -31,7 +32,10 @@ from gradtide.kernels.words import (
     LinkRow,
     Me,
     Op,
+    Piece,
     Row,
+    Stream,
+    Transfer,
 )
 
 __all__ = [
@@ -52,6 +56,9 @@ __all__ = [
     "LinkRow",
     "Me",
     "Op",
+    "Piece",
     "Row",
+    "Stream",
+    "Transfer",
     "blocks_of",
 ]

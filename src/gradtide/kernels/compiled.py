@@ -22,6 +22,7 @@ from gradtide.kernels.exchange import exchange, resume_exchange
 from gradtide.kernels.handing import hand
 from gradtide.kernels.meeting import before_sleep, raise_counter, spin, step
 from gradtide.kernels.reducing import all_reduce, reduce_sources
+from gradtide.kernels.transfer import transfer
 from gradtide.kernels.words import Op
 
 __all__ = ["KERNELS", "Kernel", "block_address", "blocks_of"]
@@ -60,6 +61,7 @@ class KERNELS:
     EXCHANGE = Kernel(exchange, 4)
     HAND = Kernel(hand, 4)
     RESUME_EXCHANGE = Kernel(resume_exchange, 1)
+    TRANSFER = Kernel(transfer, 1)
 
 
 def blocks_of(element: Any, op: int) -> tuple[int, int]:

@@ -20,8 +20,11 @@ __all__ = [
     "LinkRow",
     "Me",
     "Op",
+    "Piece",
     "Plan",
     "Row",
+    "Stream",
+    "Transfer",
 ]
 
 LINE_BYTES = 128  # two cache lines: prefetchers fetch them in pairs
@@ -217,6 +220,48 @@ class _LinkRow(NamedTuple):
     WORDS: int = 15
 
 
+class _Transfer(NamedTuple):
+    """What moves over sockets in one go: several streams, each one way, and how far they are."""
+
+    STREAMS: int = 0  # how many
+    ROWS: int = 1  # address of a row for each stream
+    POLLS: int = 2  # address of a pollfd for each stream
+    AWAITED: int = 3  # the stream that is waited for; -1: all that leave must have left
+    UNTIL: int = 4  # how many of its pieces must be over
+    SLEEP_MS: int = 5
+    TURN_NS: int = 6  # after which Python looks around
+    STAGE_BYTES: int = 7  # of a stream's stage
+    MOVED: int = 8  # bytes, for who asks whether it goes on
+    BROKEN_STREAM: int = 9
+    ERROR: int = 10  # its number
+    WORDS: int = 11
+
+
+class _Stream(NamedTuple):
+    """One direction of a socket: pieces of memory that leave or arrive one after the other."""
+
+    DESCRIPTOR: int = 0
+    LEAVES: int = 1  # whether they do, or else arrive
+    PIECES: int = 2  # address of the pieces
+    COUNT: int = 3  # how many there are
+    OVER: int = 4  # and how many have left or arrived
+    MOVED: int = 5  # bytes of the next one
+    STAGE: int = 6  # address of the room for what is to be added up
+    STAGED: int = 7  # bytes in it
+    WORDS: int = 8
+
+
+class _Piece(NamedTuple):
+    """Where bytes leave from or arrive."""
+
+    ADDRESS: int = 0
+    SIZE_BYTES: int = 1
+    COMBINE: int = 2  # address of the block that adds what arrives to what is there; 0: it takes its place
+    ITEM: int = 3  # bytes of an element, as that block knows it
+    WORDS: int = 4
+
+
 Op, Line, Me, Row, Plan = _Ops(), _CounterLine(), _Me(), _Row(), _Plan()
 HandKind, HandEntry, HandPlan = _HandKinds(), _HandEntry(), _HandPlan()
 Head, Deal, LinkRow, ExchangePlan = _Head(), _Deal(), _LinkRow(), _ExchangePlan()
+Transfer, Stream, Piece = _Transfer(), _Stream(), _Piece()

@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from gradtide.environment import read_environment
@@ -165,10 +165,18 @@ def join_lifelines(store: Any, rank: int, size: int, address: str, timeout_s: fl
 
 
 def connect_ranks(
-    store: Any, purpose: str, rank: int, ranks: Sequence[int], address: str, timeout_s: float, congestion: str = ""
+    store: Any,
+    purpose: str,
+    rank: int,
+    ranks: Sequence[int],
+    address: str,
+    timeout_s: float,
+    congestion: str = "",
+    look: Callable[[], None] | None = None,
 ) -> dict[int, socket.socket]:
-    """A socket between each two of these ranks, of which this is one: everybody listens at its address, dials the ranks
-    below it and lets in those above. Rank 0 is one of them. congestion: see authenticate.py; "": as the system does it.
+    """A socket to each of these ranks, who name this one too: everybody listens at its address, dials the ranks below
+    it and lets in those above. Rank 0 takes part. congestion: see authenticate.py; "": as the system does it.
+    look: called now and then while this rank waits to be dialled; it may raise.
 
     Who dialled must hear from the other end before it says anything: that one may be about to read who it is, and reads
     as much as there is."""
@@ -189,7 +197,7 @@ def connect_ranks(
                 lines[other] = dial(where, credentials, "rank", remaining, congestion=congestion).sock
                 lines[other].sendall(_RANK.pack(rank))
             missing = {other for other in ranks if other > rank}
-            lines.update(_Door(listener, credentials).admitted(missing, deadline_s, timeout_s))
+            lines.update(_Door(listener, credentials).admitted(missing, deadline_s, timeout_s, look))
     except BaseException:
         for line in lines.values():
             line.close()
@@ -229,10 +237,14 @@ class _Door:
         self._waiting: dict[int, tuple[socket.socket, Handshake, float]] = {}  # by descriptor
         listener.setblocking(False)
 
-    def admitted(self, missing: set[int], deadline_s: float, timeout_s: float) -> Iterator[tuple[int, socket.socket]]:
+    def admitted(
+        self, missing: set[int], deadline_s: float, timeout_s: float, look: Callable[[], None] | None
+    ) -> Iterator[tuple[int, socket.socket]]:
         """Each of these ranks, and its socket."""
         try:
             while missing:
+                if look is not None:
+                    look()
                 now_s = time.monotonic()
                 if now_s >= deadline_s:
                     late = ", ".join(map(str, sorted(missing)))

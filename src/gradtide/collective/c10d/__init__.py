@@ -2,6 +2,7 @@
 
 creating.py        makes the process group that torch asks for, from its store
 process_group.py   the collectives under the names and with the arguments that torch uses
+splitting.py       its parts, each a process group of its own
 shapes.py          torch's lists of tensors as the rows that a Group takes, and back
 sparse.py          all-reduce of sparse tensors
 work.py            what torch's operations return, and how their errors reach who waits

@@ -5,6 +5,7 @@ from typing import Any
 
 from gradtide.collective.c10d.errors import BadArgument, as_torch_error
 from gradtide.collective.c10d.process_group import ProcessGroup
+from gradtide.collective.c10d.splitting import Splitter
 from gradtide.collective.groups.group import Group
 from gradtide.collective.groups.joining import address_seen
 from gradtide.environment import read_environment
@@ -25,19 +26,19 @@ def create(settings: Any, options: Any) -> ProcessGroup:
     """
     store, rank, size = settings.store, settings.group_rank, settings.group_size
     timeout_s = settings.timeout.total_seconds()
-    name = f"process group {settings.group_id}"
+    name, splitter = f"process group {settings.group_id}", Splitter(store, create, options)
     try:
         topology = _topology(options)
         group = Group.from_store(name, store, rank, size, lambda: address_seen(store), timeout_s=timeout_s)
         if group.on_one_host or topology is None:
-            return ProcessGroup(group, store)
+            return ProcessGroup(group, store, splitter)
         if _devices(topology) != size:
             _measure(group)
         else:
             group.topology = topology
     except GradtideError as error:
         raise as_torch_error(error) from None
-    return ProcessGroup(group, store, planned=True)
+    return ProcessGroup(group, store, splitter, planned=True)
 
 
 def _measure(group: Group) -> None:

@@ -5,6 +5,7 @@ torch calls some of them from C++ (DDP, functional collectives), the rest from P
 """
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from gradtide.collective.c10d.compiling import never_compiled
 from gradtide.collective.c10d.errors import BadArgument, as_torch_error
 from gradtide.collective.c10d.shapes import are_alike, check_count, check_device, fill, flat, put_back, stacked
 from gradtide.collective.c10d.sparse import all_reduce_sparse
+from gradtide.collective.c10d.splitting import Splitter
 from gradtide.collective.c10d.work import Finished, Work, finished
 from gradtide.collective.groups.group import Group
 from gradtide.errors import ConfigError, GradtideError
@@ -56,9 +58,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     planned: large tensors are reduced as the planner finds best on the group's topology.
     """
 
-    def __init__(self, group: Group, store: Any, *, planned: bool = False) -> None:
+    def __init__(self, group: Group, store: Any, splitter: Splitter, *, planned: bool = False) -> None:
         super().__init__(group.rank, group.size)
-        self.group, self._store, self._planned = group, store, planned
+        self.group, self._store, self._splitter, self._planned = group, store, splitter, planned
         self._name, self._description, self._sequence = "", "", 0
 
     # --- Collectives ---
@@ -305,7 +307,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
-    supports_splitting = supports_coalescing = supports_time_estimate = False
+    supports_splitting, supports_coalescing, supports_time_estimate = True, False, False
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -315,6 +317,32 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         if torch.device(device).type != "cpu":
             raise RuntimeError(f"the gradtide backend has no part for {device}; it takes CPU tensors")
         return self
+
+    @property
+    def options(self) -> Any:
+        """What the group was made with, for its parts."""
+        return self._splitter.options
+
+    def split_group(
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> "ProcessGroup | None":
+        """A group of these ranks of this one; None for who is not one of them. All ranks call it."""
+        limit = timedelta(seconds=self.group.timeout_s) if timeout is None else timeout
+        part: ProcessGroup | None = self._splitter.split(
+            self.group.rank, self.group.size, ranks, limit, opts, group_name or ""
+        )
+        if part is not None:
+            part.setGroupDesc(group_desc or f"{self._description}:split")
+        return part
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """What a rank calls that is in no part; nobody waits for it here."""
 
     def get_group_store(self) -> Any:
         return self._store

@@ -5,6 +5,5 @@ programme.py    from a schedule to what one process has to do
 execute.py      does it: on devices of one process, over memory, over messages
 in_process.py   between the devices of one process
 runner.py       for a group's ranks
-torch_wire.py   messages over torch.distributed
-gloo.py         a Gloo group of our own, and waiting on it that looks around
+torch_wire.py   over torch.distributed's own process groups, for who asks for it
 """

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -11,13 +11,18 @@ from gradtide.collective.host.reductions import Reduction, combine, reduction
 from gradtide.errors import ConfigError
 from gradtide.schedule.model import Op, Schedule
 
-__all__ = ["Delivery", "Each", "OpProgress", "ProcessWire", "execute_in_process", "run_programme"]
+__all__ = [
+    "Delivery",
+    "Each",
+    "Expected",
+    "OpProgress",
+    "ProcessWire",
+    "apply_op",
+    "execute_in_process",
+    "run_programme",
+]
 
 Each = Callable[[Callable[[int], None]], object]  # runs a function for the index of every device, side by side
-
-# What is asked for before it is needed: all that this many bytes hold, and so many messages anyway. Gloo sends nothing
-# before it hears that the receiver is ready, and that word would queue behind all that goes the other way.
-_AHEAD, _AHEAD_BYTES = 4, 64 << 20
 
 
 class Delivery(Protocol):
@@ -26,12 +31,24 @@ class Delivery(Protocol):
     def wait(self) -> None: ...
 
 
+class Expected(NamedTuple):
+    """A message that will come, and where it goes."""
+
+    target: torch.Tensor
+    process: int
+    tag: int
+
+
 class ProcessWire(Protocol):
     """Messages to and from processes whose memory this one does not see."""
 
     def send(self, data: torch.Tensor, process: int, tag: int) -> Delivery: ...
 
-    def receive(self, data: torch.Tensor, process: int, tag: int) -> Delivery: ...
+    def expect(self, messages: Sequence[Expected]) -> None:
+        """All that will come, in the order in which it is taken. Targets must not be touched before that."""
+
+    def take(self, how: Reduction, kind: str, target: torch.Tensor, process: int) -> None:
+        """The next of them, copied or reduced into its target."""
 
 
 class OpProgress(Protocol):
@@ -66,7 +83,7 @@ def execute_in_process(
         for step in ops:
             begin, end = bounds[step.chunk]
             source, target = buffers[step.src][begin:end], buffers[step.dst][begin:end]
-            _apply(how, step.kind, target, source.to(target.device))
+            apply_op(how, step.kind, target, source.to(target.device))
 
     if each is None:
         perform(schedule.ops)
@@ -101,13 +118,12 @@ def run_programme(
 ) -> None:
     """One process's share. buffers: of each rank whose memory this process sees, its whole buffer, flat."""
     run = _Run(schedule, programme, buffers, how, wire)
-    run.ask_ahead()
     for number, receive in enumerate(programme.receives):
         run.send_what_is_ready(number)
         for process, performed in receive.waits:
             assert progress is not None
             progress.wait(process, performed)
-        run.perform(number, receive)
+        run.perform(receive)
         if progress is not None:
             progress.post(number + 1)
     run.send_what_is_ready(len(programme.receives))
@@ -131,10 +147,10 @@ class _Run:
         for send in reversed(programme.sends):
             self._unsent.setdefault(send.process, []).append(send)
         self._leaving: dict[int, Delivery] = {}
-        self._far = [(n, receive) for n, receive in enumerate(programme.receives) if not receive.near]
-        self._far.reverse()
-        self._arriving: dict[int, tuple[Delivery | None, torch.Tensor]] = {}
-        self._asked_bytes = 0
+        if wire is not None:
+            far = [receive for receive in programme.receives if not receive.near]
+            coming = [Expected(self._chunk(r.op.dst, r.op.chunk), r.process, r.at) for r in far]
+            wire.expect([message for message in coming if message.target.numel()])
 
     def send_what_is_ready(self, performed: int) -> None:
         for queue in self._unsent.values():
@@ -144,41 +160,28 @@ class _Run:
                 if self._wire is not None and data.numel():
                     self._leaving[send.at] = self._wire.send(data, send.process, send.at)
 
-    def perform(self, number: int, receive: ReceiveOp) -> None:
+    def perform(self, receive: ReceiveOp) -> None:
         op = receive.op
         for at in receive.sends:
             if at in self._leaving:
                 self._leaving.pop(at).wait()
-        source = self._chunk(op.src, op.chunk) if receive.near else self._arrived(number)
-        _apply(self._how, op.kind, self._chunk(op.dst, op.chunk), source)
+        target = self._chunk(op.dst, op.chunk)
+        if receive.near:
+            apply_op(self._how, op.kind, target, self._chunk(op.src, op.chunk))
+        elif target.numel():
+            assert self._wire is not None
+            self._wire.take(self._how, op.kind, target, receive.process)
 
     def wait_for_sends(self) -> None:
         for work in self._leaving.values():
             work.wait()
-
-    def ask_ahead(self) -> None:
-        while self._far and (len(self._arriving) < _AHEAD or self._asked_bytes < _AHEAD_BYTES):
-            later, receive = self._far.pop()
-            room = torch.empty_like(self._chunk(receive.op.dst, receive.op.chunk))
-            assert self._wire is not None
-            work = self._wire.receive(room, receive.process, receive.at) if room.numel() else None
-            self._arriving[later] = work, room
-            self._asked_bytes += room.nbytes
-
-    def _arrived(self, number: int) -> torch.Tensor:
-        self.ask_ahead()
-        work, data = self._arriving.pop(number)
-        self._asked_bytes -= data.nbytes
-        if work is not None:
-            work.wait()
-        return data
 
     def _chunk(self, rank: int, chunk: int) -> torch.Tensor:
         begin, end = self._bounds[chunk]
         return self._buffers[rank][begin:end]
 
 
-def _apply(how: Reduction, kind: str, target: torch.Tensor, source: torch.Tensor) -> None:
+def apply_op(how: Reduction, kind: str, target: torch.Tensor, source: torch.Tensor) -> None:
     if kind == "reduce":
         combine(how, target, source)
     else:

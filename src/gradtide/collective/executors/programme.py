@@ -7,14 +7,14 @@ needs to wait for among its own sends and the progress of the processes it share
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from gradtide.errors import ScheduleError
 from gradtide.schedule.model import Op, Schedule
 
-__all__ = ["Programme", "ReceiveOp", "SendOp", "chunk_bounds", "performers", "waves", "write_programme"]
+__all__ = ["Programme", "ReceiveOp", "SendOp", "chunk_bounds", "far_pairs", "performers", "waves", "write_programme"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,13 @@ def performers(schedule: Schedule, processes: int) -> tuple[int, ...]:
             f"schedule {schedule.name} is for {schedule.contributors} ranks, but {processes} take part; plan for these"
         )
     return tuple(rank % processes for rank in range(len(schedule.ranks)))
+
+
+def far_pairs(schedule: Schedule, host_of: Sequence[int]) -> frozenset[tuple[int, int]]:
+    """The processes of different hosts that send each other messages, the lower one first."""
+    process_of = performers(schedule, len(host_of))
+    ends = ((process_of[op.src], process_of[op.dst]) for op in schedule.ops)
+    return frozenset((min(pair), max(pair)) for pair in ends if host_of[pair[0]] != host_of[pair[1]])
 
 
 def chunk_bounds(schedule: Schedule, count: int) -> list[tuple[int, int]]:

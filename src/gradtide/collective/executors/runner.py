@@ -1,13 +1,15 @@
 """Runs schedules between processes: over the shared memory of a host, over messages between hosts, or both at once."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from gradtide.collective.executors.execute import ProcessWire, run_programme
-from gradtide.collective.executors.programme import Programme, write_programme
+from gradtide.collective.executors.programme import Programme, far_pairs, write_programme
 from gradtide.collective.host.one_host import Call, OneHost
 from gradtide.collective.host.reductions import Reduction
 from gradtide.collective.host.signature import sign
@@ -21,24 +23,40 @@ _ALIGN = 64
 _REMEMBERED = 64  # schedules
 
 
+class PushedWire(ProcessWire, Protocol):
+    """One that moves nothing by itself, but only while somebody waits for it."""
+
+    def push(self) -> bool:
+        """Moves on for a moment; whether all that was sent has left."""
+
+
+class FarProcesses(Protocol):
+    """The way to processes on other hosts."""
+
+    def wire(self, pairs: frozenset[tuple[int, int]], leaving: Mapping[int, int], timeout_s: float) -> PushedWire:
+        """For one run. pairs: who sends to whom; leaving: how many messages go from here to each."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     schedule: Schedule
     programme: Programme
     digest: str
+    pairs: frozenset[tuple[int, int]]  # of processes on different hosts
+    leaving: Mapping[int, int]  # messages from here to each process
 
 
 class Runner:
     """Knows the schedules that were run before, and the shared memory they need besides the tensors."""
 
-    def __init__(
-        self, host: OneHost, rank: int, ranks: Sequence[int], size: int, wire: Callable[[float], ProcessWire] | None
-    ) -> None:
-        self._host, self._rank, self._size, self._wire = host, rank, size, wire
-        self._local = {process: at for at, process in enumerate(ranks)}  # global rank: local rank
+    def __init__(self, host: OneHost, rank: int, host_of: Sequence[int], far: FarProcesses | None = None) -> None:
+        """host_of: the number of each rank's host."""
+        self._host, self._rank, self._size, self._host_of, self._far = host, rank, len(host_of), host_of, far
+        here = [process for process, number in enumerate(host_of) if number == host_of[rank]]
+        self._local = {process: at for at, process in enumerate(here)}  # global rank: local rank
         self._prepared: dict[int, _Prepared] = {}
         self._workspace: torch.Tensor | None = None
-        self._performed = [0] * size
+        self._performed = [0] * self._size
 
     def prepare(self, schedule: Schedule) -> str:
         """Proves a schedule that is new here, and plans this process's share; returns a digest for signatures."""
@@ -49,13 +67,16 @@ class Runner:
             digest = hashlib.blake2b(schedule_to_json(schedule).encode(), digest_size=8).hexdigest()
             if len(self._prepared) >= _REMEMBERED:
                 self._prepared.clear()
-            known = self._prepared[id(schedule)] = _Prepared(schedule, programme, digest)
+            leaving = Counter(send.process for send in programme.sends)
+            pairs = far_pairs(schedule, self._host_of)
+            known = self._prepared[id(schedule)] = _Prepared(schedule, programme, digest, pairs, leaving)
         return known.digest
 
     def run(self, call: Call, schedule: Schedule, tensor: torch.Tensor, how: Reduction) -> None:
         """Every process gives its whole buffer, contiguous, and finds the result in it."""
         self.prepare(schedule)
-        programme, board = self._prepared[id(schedule)].programme, self._host.board
+        prepared, board = self._prepared[id(schedule)], self._host.board
+        programme = prepared.programme
         segment, offset = self._host.segments.find(tensor)
         board.step(call.signature, call.timeout_s, segment, offset)
         offsets = board.shared_by_all()
@@ -64,8 +85,9 @@ class Runner:
             buffers[self._rank].copy_(tensor.view(-1))
             board.step(call.signature, call.timeout_s)
         if tensor.numel():
-            wire = None if self._wire is None else self._wire(call.timeout_s)
-            run_programme(schedule, programme, buffers, how, _BoardProgress(self, call), wire)
+            far = self._far
+            wire = None if far is None else far.wire(prepared.pairs, prepared.leaving, call.timeout_s)
+            run_programme(schedule, programme, buffers, how, _BoardProgress(self, call, wire), wire)
         for process in range(self._size):
             self._performed[process] += programme.performed[process] if tensor.numel() else 0
         board.step(call.signature, call.timeout_s)
@@ -106,10 +128,13 @@ class Runner:
             self._workspace = self._host.segments.create(signature, (size_bytes,), torch.uint8, call.timeout_s)
         return self._workspace
 
-    def wait(self, call: Call, process: int, performed: int) -> None:
+    def wait(self, call: Call, process: int, performed: int, wire: PushedWire | None) -> None:
         local, board = self._local[process], self._host.board
-        target = self._performed[process] + performed
-        board.wait(board.layout.progress(local), target, local, call.signature.text, call.timeout_s)
+        counter, target = board.layout.progress(local), self._performed[process] + performed
+        # Who is waited for may wait, by way of other hosts, for what is still to leave from here.
+        while wire is not None and not board.reached(counter, target) and not wire.push():
+            pass
+        board.wait(counter, target, local, call.signature.text, call.timeout_s)
 
     def post(self, performed: int) -> None:
         board = self._host.board
@@ -119,11 +144,11 @@ class Runner:
 class _BoardProgress:
     """The progress of the ranks on this host, as counters on their board."""
 
-    def __init__(self, runner: Runner, call: Call) -> None:
-        self._runner, self._call = runner, call
+    def __init__(self, runner: Runner, call: Call, wire: PushedWire | None) -> None:
+        self._runner, self._call, self._wire = runner, call, wire
 
     def wait(self, process: int, performed: int) -> None:
-        self._runner.wait(self._call, process, performed)
+        self._runner.wait(self._call, process, performed, self._wire)
 
     def post(self, performed: int) -> None:
         self._runner.post(performed)

@@ -1,7 +1,6 @@
-"""Messages over torch.distributed's point-to-point operations: Gloo between hosts, NCCL between GPUs."""
+"""Schedules over torch.distributed's point-to-point operations, for who asks for it: Gloo, or NCCL between GPUs."""
 
-import math
-import time
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -9,34 +8,52 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gradtide.collective.executors.execute import Delivery, run_programme
-from gradtide.collective.executors.gloo import Gloo
+from gradtide.collective.executors.execute import Delivery, Expected, apply_op, run_programme
 from gradtide.collective.executors.programme import write_programme
 from gradtide.collective.host.prepare import as_bytes
-from gradtide.collective.host.rank_watch import RankWatch
-from gradtide.collective.host.reductions import reduction
-from gradtide.collective.host.waiting import Wait
+from gradtide.collective.host.reductions import Reduction, reduction
 from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeout
 from gradtide.schedule.model import Schedule
 from gradtide.timeouts import default_timeouts
 
-__all__ = ["MessageWire", "TorchWire", "WatchedWire", "execute_over_torch"]
+__all__ = ["TorchWire", "execute_over_torch"]
+
+# What is asked for before it is needed: all that this many bytes hold, and so many messages anyway. Gloo sends nothing
+# before it hears that the receiver is ready, and that word would queue behind all that goes the other way.
+_AHEAD, _AHEAD_BYTES = 4, 64 << 20
 
 
 class TorchWire:
-    """Sends and receives bytes through a process group; `ranks` are the group's numbers of our processes."""
+    """Sends and receives bytes through a process group."""
 
-    def __init__(self, group: Any, timeout_s: float, ranks: Sequence[int] | None = None) -> None:
-        self._group, self._timeout_s, self._ranks = group, timeout_s, ranks
+    def __init__(self, group: Any, timeout_s: float) -> None:
+        self._group, self._timeout_s = group, timeout_s
+        self._coming: deque[Expected] = deque()
+        self._arriving: deque[tuple[Delivery, torch.Tensor]] = deque()
+        self._asked_bytes = 0
 
     def send(self, data: torch.Tensor, process: int, tag: int) -> Delivery:
         return self._start(self._group.send, data, process, tag, "send to")
 
-    def receive(self, data: torch.Tensor, process: int, tag: int) -> Delivery:
-        return self._start(self._group.recv, data, process, tag, "receive from")
+    def expect(self, messages: Sequence[Expected]) -> None:
+        self._coming.extend(messages)
+        self._ask_ahead()
 
-    def _start(self, function: Any, data: torch.Tensor, process: int, tag: int, what: str) -> Delivery:
-        rank = process if self._ranks is None else self._ranks[process]
+    def take(self, how: Reduction, kind: str, target: torch.Tensor, process: int) -> None:
+        self._ask_ahead()
+        work, data = self._arriving.popleft()
+        self._asked_bytes -= data.nbytes
+        work.wait()
+        apply_op(how, kind, target, data)
+
+    def _ask_ahead(self) -> None:
+        while self._coming and (len(self._arriving) < _AHEAD or self._asked_bytes < _AHEAD_BYTES):
+            target, process, tag = self._coming.popleft()
+            room = torch.empty_like(target)
+            self._arriving.append((self._start(self._group.recv, room, process, tag, "receive from"), room))
+            self._asked_bytes += room.nbytes
+
+    def _start(self, function: Any, data: torch.Tensor, rank: int, tag: int, what: str) -> Delivery:
         try:
             work = function([as_bytes(data)], rank, tag)
         except RuntimeError as error:
@@ -66,44 +83,6 @@ class _TorchWork:
             self._wire.wait(self._work, self._rank)
         except RuntimeError as error:
             raise self._wire.explained(error, self._rank, self._what) from None
-
-
-class WatchedWire(TorchWire):
-    """The messages of collectives between hosts: what happens to any rank ends a wait, and says what went wrong."""
-
-    def __init__(self, gloo: Gloo, watch: RankWatch, timeout_s: float, ranks: Sequence[int] | None = None) -> None:
-        super().__init__(gloo.group, timeout_s, ranks)
-        self._gloo, self._watch = gloo, watch
-
-    def wait(self, work: Any, rank: int) -> None:
-        self._gloo.wait(work, self._timeout_s, self._watch.check)
-        self._watch.moved()
-
-    def explained(self, error: RuntimeError, rank: int, what: str) -> CommunicationError:
-        if is_timeout(str(error)):
-            self._watch.may_go_on(f"rank {rank}")  # it may not, after Gloo's timeout; but who is missing is raised
-        elif (reason := self._watch.reason()) is not None:
-            return reason
-        return super().explained(error, rank, what)
-
-
-class MessageWire(TorchWire):
-    """Messages that concern two ranks alone."""
-
-    def __init__(self, gloo: Gloo, watch: RankWatch, timeout_s: float) -> None:
-        super().__init__(gloo.group, timeout_s)
-        self._gloo, self._watch = gloo, watch
-
-    def wait(self, work: Any, rank: int) -> None:
-        wait = Wait("a message to or from it", self._timeout_s, time.monotonic() + self._watch.notice_s)
-
-        def check() -> None:
-            self._watch.check_alive(rank)
-            if time.monotonic() >= wait.notice_at:
-                wait.notice_at = math.inf
-                self._watch.tell([rank], wait.what)
-
-        self._gloo.wait(work, self._timeout_s, check)
 
 
 def is_timeout(line: str) -> bool:

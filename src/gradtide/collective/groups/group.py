@@ -334,7 +334,7 @@ class Group:
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
-        """Receives what `source` (None: any rank of this host) sent with this tag into the tensor.
+        """Receives what `source` (None: any rank) sent with this tag into the tensor.
 
         The handle of one from anybody knows who it was, once it is done: `handle.source`.
         """

@@ -9,15 +9,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gradtide.collective.executors.gloo import open_gloo
 from gradtide.collective.executors.runner import Runner
-from gradtide.collective.executors.torch_wire import WatchedWire
 from gradtide.collective.groups.many_hosts import Between, ManyHosts
 from gradtide.collective.host.board import Board, BoardLayout
 from gradtide.collective.host.one_host import OneHost
 from gradtide.collective.host.rank_watch import RankWatch
-from gradtide.collective.links.connecting import connect_hosts, open_links
+from gradtide.collective.links.connecting import congestion_for, connect_far, connect_later, open_links
 from gradtide.collective.links.links import shut
+from gradtide.collective.links.rank_links import RankLinks
+from gradtide.collective.links.transfers import LinkSet
+from gradtide.collective.links.wire import ScheduleLinks
 from gradtide.environment import Launch
 from gradtide.errors import ConfigError
 from gradtide.transport.hosts import agree_on_token, find_hosts, local_address, open_store
@@ -32,7 +33,7 @@ _joined = count(1)  # of this process's groups: ranks join them in the same orde
 def join_one_host(name: str, rank: int, size: int, timeout_s: float) -> tuple[OneHost, Runner]:
     _check(rank, size)
     host = _meet(Seat(name, rank, size), range(size), timeout_s)
-    return host, Runner(host, rank, range(size), size, None)
+    return host, Runner(host, rank, [0] * size)
 
 
 def join_job(launch: Launch, timeout_s: float) -> tuple[OneHost | ManyHosts, Runner, list[int]]:
@@ -61,16 +62,18 @@ def join_store(
     place = Seat(f"{hosts.token}-host{host_of[rank]}", here.index(rank), len(here))
     host = _meet(place, here, timeout_s)
     if len(leaders) == 1:
-        return host, Runner(host, rank, here, size, None), host_of
+        return host, Runner(host, rank, host_of), host_of
     lines: dict[int, socket.socket] = {}
+    messages: dict[int, socket.socket] = {}
+    elsewhere = [other for other in range(size) if other not in here]
     try:
         found = address() or socket.gethostbyname(socket.gethostname())
-        gloo = open_gloo(store, rank, size, found, timeout_s)
         lines = join_lifelines(store, rank, size, found, timeout_s)
-        apart = [other for other in range(size) if other == rank or other not in here]
-        sockets = connect_hosts(store, rank, apart, found, lines, timeout_s)
+        congestion = congestion_for(lines[other] for other in elsewhere)
+        messages = connect_far(store, "message", rank, elsewhere, found, timeout_s, congestion)
+        sockets = connect_far(store, "link", rank, elsewhere, found, timeout_s, congestion)
     except BaseException:
-        for line in lines.values():
+        for line in (*lines.values(), *messages.values()):
             line.close()
         host.in_good_order = False
         host.close()
@@ -78,14 +81,19 @@ def join_store(
     if rank == 0:
         _say_what_is_in_clear()
 
+    link_sets = LinkSet(messages), LinkSet({})  # of messages, and of schedules
+
     def interrupt() -> None:
-        gloo.interrupt()
         shut(sockets.values())
+        for links in link_sets:
+            links.shut()
 
     watch = host.board.watch = RankWatch(rank, lines, interrupt)
     links = open_links(hosts.rail_of(rank), sockets, watch)
-    runner = Runner(host, rank, here, size, lambda timeout_s: WatchedWire(gloo, watch, timeout_s))
-    return ManyHosts(host, hosts, rank, Between(links, gloo, watch)), runner, host_of
+    connect = connect_later(store, rank, found, congestion)
+    runner = Runner(host, rank, host_of, ScheduleLinks(rank, link_sets[1], connect, watch))
+    between = Between(links, RankLinks(link_sets[0], watch), link_sets, watch)
+    return ManyHosts(host, hosts, rank, between), runner, host_of
 
 
 @functools.cache

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import torch
 
-from gradtide.collective.executors.gloo import Gloo
-from gradtide.collective.executors.torch_wire import MessageWire
 from gradtide.collective.host.announcement import Announcement
 from gradtide.collective.host.extents import Adding, Base, Extent, in_turn
 from gradtide.collective.host.one_host import Call, OneHost
@@ -24,7 +22,9 @@ from gradtide.collective.links.far import TEXT_BYTES, Far
 from gradtide.collective.links.links import Disagreement, HostLinks
 from gradtide.collective.links.operations import shares
 from gradtide.collective.links.place import RankPlace, Stages
+from gradtide.collective.links.rank_links import RankLinks
 from gradtide.collective.links.running import Planned, StageRunner
+from gradtide.collective.links.transfers import LinkSet
 from gradtide.errors import Mismatch
 from gradtide.kernels import DONE
 from gradtide.transport.hosts import Hosts
@@ -32,7 +32,6 @@ from gradtide.transport.hosts import Hosts
 __all__ = ["Between", "ManyHosts"]
 
 _AGREEMENT, _DISAGREEMENT = sign("what the hosts ask for"), sign("something that the other hosts do not ask for")
-_MESSAGE = 1 << 26  # a tag; below it are those of schedules
 _REMEMBERED = 1024  # plans
 _SMALL_BYTES = 256 << 10  # an all-to-all of as much is quicker by way of the rails
 Tensor = torch.Tensor
@@ -41,10 +40,11 @@ Build = Callable[[], Stages]
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """What a rank has besides its host: links, Gloo for messages and schedules, and who lives."""
+    """What a rank has besides its host: links of collectives and of messages, and who lives."""
 
     links: HostLinks
-    gloo: Gloo
+    ranks: RankLinks
+    link_sets: Sequence[LinkSet]  # to be closed: those of messages and of schedules
     watch: RankWatch
 
 
@@ -53,7 +53,7 @@ class ManyHosts:
 
     def __init__(self, host: OneHost, hosts: Hosts, rank: int, between: Between) -> None:
         self.host, self.rank, self.size, self.watch = host, rank, len(hosts.leaders), between.watch
-        self._gloo, self._links = between.gloo, between.links
+        self._links, self._ranks, self._link_sets = between.links, between.ranks, between.link_sets
         self._here = hosts.together_with(rank)  # global ranks by local rank
         self._leaders = hosts.all_leaders()
         counts = tuple(hosts.leaders.count(leader) for leader in self._leaders)
@@ -74,7 +74,8 @@ class ManyHosts:
         self.host.in_good_order = self.in_good_order
         self.watch.close(in_good_order=self.in_good_order)
         self._links.close()
-        self._gloo.close()
+        for links in self._link_sets:
+            links.close()
         self.host.close()
 
     # --- Agreeing ---
@@ -291,36 +292,37 @@ class ManyHosts:
 
     def send(self, call: Call, data: Tensor, target: int, tag: int) -> None:
         if target in self._here:
-            return self.host.send(call, data, self._here.index(target), tag)
-        wire, note = self._messages(call.timeout_s), Announcement(len(data), tag, call.signature.text)
-        wire.send(note.encoded(), target, _MESSAGE).wait()
-        if len(data):
-            wire.send(data, target, _MESSAGE + 1).wait()
-        return None
+            self.host.send(call, data, self._here.index(target), tag)
+        else:
+            self._ranks.send(call, data, target, tag)
 
     def has_room(self, size_bytes: int, target: int) -> bool:
-        return target in self._here and self.host.has_room(size_bytes, self._here.index(target))
+        if target in self._here:
+            return self.host.has_room(size_bytes, self._here.index(target))
+        return self._ranks.has_room(size_bytes, target)
 
     def is_announced(self, source: int) -> bool:
-        """Of a rank of another host it is not known before its announcement is waited for."""
-        return source in self._here and self.host.is_announced(self._here.index(source))
+        if source in self._here:
+            return self.host.is_announced(self._here.index(source))
+        return self._ranks.is_announced(source)
+
+    def is_at_hand(self, source: int) -> bool:
+        if source in self._here:
+            return self.host.is_at_hand(self._here.index(source))
+        return self._ranks.is_at_hand(source)
 
     def announced(self, call: Call, source: int) -> Announcement:
         if source in self._here:
             return self.host.announced(call, self._here.index(source))
-        room = Announcement.room()
-        self._messages(call.timeout_s).receive(room, source, _MESSAGE).wait()
-        return Announcement.decoded(room)
+        return self._ranks.announced(call, source)
 
     def take(self, call: Call, data: Tensor, source: int) -> None:
         if source in self._here:
             self.host.take(call, data, self._here.index(source))
-        elif len(data):
-            self._messages(call.timeout_s).receive(data, source, _MESSAGE + 1).wait()
+        else:
+            self._ranks.take(call, data, source)
 
     def gone(self) -> list[int]:
-        """The ranks of this host that died or left."""
-        return [self._here[rank] for rank in self.host.gone()]
-
-    def _messages(self, timeout_s: float) -> MessageWire:
-        return MessageWire(self._gloo, self.watch, timeout_s)
+        """The ranks that died or left, and of which nothing more will come."""
+        here = [self._here[rank] for rank in self.host.gone()]
+        return here + [rank for rank in range(self.size) if rank not in self._here and self._ranks.is_gone(rank)]

@@ -18,7 +18,7 @@ from gradtide.collective.host.announcement import Announcement
 from gradtide.collective.host.one_host import Call, OneHost
 from gradtide.collective.host.prepare import as_bytes, give_back, plain
 from gradtide.collective.host.signature import sign
-from gradtide.errors import ConfigError, Mismatch, PeerLost, PeerTimeout
+from gradtide.errors import Mismatch, PeerLost, PeerTimeout
 from gradtide.handle import Handle
 
 __all__ = ["Messages", "Receipt"]
@@ -109,12 +109,10 @@ class Messages:
         now: bool,
         any_shape: bool = False,
     ) -> Receipt:
-        """`now`: the caller waits for it anyway. What has begun to arrive is taken at once in any case.
+        """`now`: the caller waits for it anyway. What is at hand is taken at once in any case.
 
         any_shape: the elements come as one row, as torch's backend sends them.
         """
-        if source is None and isinstance(self._backend, ManyHosts):
-            raise ConfigError("a receive from any rank is possible on one host only; between hosts, name the source")
         shape = (tensor.numel(),) if any_shape else tuple(tensor.shape)
         receipt = Receipt(self._call(tensor.dtype, shape, timeout_s), tensor, source, tag)
         if self._ask(receipt):
@@ -157,7 +155,7 @@ class Messages:
         def fetch() -> None:
             if source is None:
                 return self._from_anybody(receipt)
-            while not receipt.done() and (not at_hand or self._backend.is_announced(source)):
+            while not receipt.done() and (not at_hand or self._backend.is_at_hand(source)):
                 self._take_next(receipt.call, source)
             return None
 

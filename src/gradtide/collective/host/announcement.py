@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Announcement"]
+__all__ = ["HEAD_BYTES", "TEXT_BYTES", "Announcement", "parse_head"]
 
 _NUMBERS = struct.Struct("<qq")
-_TEXT_BYTES = 1024
+_HEAD = struct.Struct("<qqq")  # the same, and how long the text is
+HEAD_BYTES, TEXT_BYTES = _HEAD.size, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,17 @@ class Announcement:
 
     def encoded(self) -> torch.Tensor:
         content = bytearray(_NUMBERS.pack(self.size_bytes, self.tag))
-        content += self.text.encode()[:_TEXT_BYTES]
-        return torch.frombuffer(content.ljust(_NUMBERS.size + _TEXT_BYTES, b"\0"), dtype=torch.uint8)
+        content += self.text.encode()[:TEXT_BYTES]
+        return torch.frombuffer(content.ljust(_NUMBERS.size + TEXT_BYTES, b"\0"), dtype=torch.uint8)
+
+    def packed(self) -> bytes:
+        """For a stream: a head, then the text."""
+        text = self.text.encode()[:TEXT_BYTES]
+        return _HEAD.pack(self.size_bytes, self.tag, len(text)) + text
 
     @staticmethod
     def room() -> torch.Tensor:
-        return torch.empty(_NUMBERS.size + _TEXT_BYTES, dtype=torch.uint8)
+        return torch.empty(_NUMBERS.size + TEXT_BYTES, dtype=torch.uint8)
 
     @staticmethod
     def decoded(content: torch.Tensor) -> "Announcement":
@@ -34,3 +40,11 @@ class Announcement:
         text = raw[_NUMBERS.size :].rstrip(b"\0").decode(errors="replace")
         size_bytes, tag = _NUMBERS.unpack_from(raw)
         return Announcement(size_bytes, tag, text)
+
+
+def parse_head(content: bytes) -> tuple[int, int, int]:
+    """A packed announcement's numbers: bytes of the message, its tag, bytes of the text that follows."""
+    size_bytes, tag, text_bytes = _HEAD.unpack(content)
+    if size_bytes < 0 or not 0 <= text_bytes <= TEXT_BYTES:
+        raise ValueError("no announcement begins like that")
+    return size_bytes, tag, text_bytes

@@ -172,6 +172,8 @@ class OneHost:
     def is_announced(self, source: int) -> bool:
         return self._channels.is_announced(source)
 
+    is_at_hand = is_announced  # what has begun to arrive here is not far
+
     def announced(self, call: Call, source: int) -> Announcement:
         return self._channels.announced(call.signature.text, source, call.timeout_s)
 

@@ -105,10 +105,24 @@ class RankWatch:
             places = dict(sorted(self._places.items()))
         tell_wait(self.rank, self.notice_s, missing, what, places)
 
+    def has_died(self, rank: int) -> bool:
+        return self._left.get(rank, 0) < 0
+
     def check_alive(self, rank: int) -> None:
         """Raises if a rank died. One that left may have sent before what is waited for."""
-        if self._left.get(rank, 0) < 0:
+        if self.has_died(rank):
             raise PeerLost(f"rank {rank} died with a message under way; see its own output, then start a new group")
+
+    def loss_of(self, rank: int, what: str, why: str) -> CommunicationError:
+        """What a message's broken link means: waits for the news."""
+        with self._news:
+            self._news.wait_for(lambda: rank in self._left or self._verdict is not None, _REASON_S)
+            self.check_alive(rank)
+            if rank in self._left:
+                return PeerLost(f"rank {rank} has left the group, and there is still a {what}; let it wait for that")
+            if self._verdict is not None:
+                return self._verdict
+        return PeerLost(f"the link to rank {rank} broke ({why}) during a {what}; see its own output for why")
 
     def moved(self) -> None:
         """A message arrived or left."""
