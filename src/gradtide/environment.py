@@ -30,6 +30,7 @@ class Environment:
     launch: Launch | None = None  # when RANK is set
     store: str = ""  # GRADTIDE_STORE: the address of the job's store, if it has one
     secret_file: str = ""  # GRADTIDE_SECRET_FILE: where this process's key is, for a store over TCP
+    encrypt: bool = False  # GRADTIDE_ENCRYPT: whether what goes between hosts is encrypted; needs a secret file
     incarnation: int = 0  # GRADTIDE_INCARNATION: how often this rank was started again
     members: str = ""  # GRADTIDE_MEMBERS: where to ask who works together, in a job that goes on when a worker dies
     step_s: float | None = None  # GRADTIDE_STEP_TIMEOUT: how long a step may wait for a worker that lives
@@ -47,6 +48,7 @@ def read_environment() -> Environment:
         launch=_launch(),
         store=os.environ.get("GRADTIDE_STORE", ""),
         secret_file=os.environ.get("GRADTIDE_SECRET_FILE", ""),
+        encrypt=_flag("GRADTIDE_ENCRYPT"),
         incarnation=_number("GRADTIDE_INCARNATION", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         members=os.environ.get("GRADTIDE_MEMBERS", ""),
         step_s=_seconds("GRADTIDE_STEP_TIMEOUT"),
@@ -82,6 +84,13 @@ def _number(name: str, default: str | None = None) -> int:
             f"the environment variable {name} must be a whole number, not {text!r}; start with gradtide run or torchrun"
         )
     return int(text)
+
+
+def _flag(name: str) -> bool:
+    text = os.environ.get(name, "")
+    if text not in ("", "0", "1"):
+        raise ConfigError(f"the environment variable {name} must be 1 or 0, not {text!r}")
+    return text == "1"
 
 
 def _seconds(name: str) -> float | None:

@@ -171,3 +171,12 @@ def with_gradient(rank, size):
 
 def test_a_parameter_can_be_broadcast_in_place(ranks):
     assert ranks.run(with_gradient, 2) == [[1.0] * 4] * 2
+
+
+def explained(rank, size):
+    return group_of(rank, size).explain()
+
+
+def test_a_group_on_one_host_says_so(ranks):
+    said = "all 2 ranks are on one host: a collective is one compiled call in shared memory"
+    assert ranks.run(explained, 2) == [said] * 2

@@ -186,3 +186,18 @@ def test_ranks_with_different_secrets_do_not_meet_and_are_told_why(tmp_path, mon
     monkeypatch.setenv("GRADTIDE_SECRET_FILE", str(tmp_path / "w3"))
     with pytest.raises(ConfigError, match="is the key of worker w3 alone"):
         join_lifelines(Store(), 0, 2, "127.0.0.1", 1)
+
+
+def test_encryption_is_for_all_ranks_or_none_and_needs_a_secret_file(tmp_path, monkeypatch):
+    make_secret_file(tmp_path / "root")
+    store = Store()
+    store.set("secret", "by the secret file")
+    monkeypatch.setenv("GRADTIDE_ENCRYPT", "1")
+    with pytest.raises(ConfigError, match=r"GRADTIDE_ENCRYPT needs the job's secret file; make one \(gradtide secret"):
+        join_lifelines(store, 1, 2, "127.0.0.1", 1)
+    monkeypatch.setenv("GRADTIDE_SECRET_FILE", str(tmp_path / "root"))
+    with pytest.raises(ConfigError, match="rank 1 asks for encryption and rank 0 does not; set GRADTIDE_ENCRYPT alike"):
+        join_lifelines(store, 1, 2, "127.0.0.1", 1)
+    monkeypatch.setenv("GRADTIDE_ENCRYPT", "yes")
+    with pytest.raises(ConfigError, match="GRADTIDE_ENCRYPT must be 1 or 0, not 'yes'"):
+        join_lifelines(store, 1, 2, "127.0.0.1", 1)

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from gradtide.transport.tls import TlsEnd, TlsListener, call_tls
-from gradtide.transport.tls_socket import TlsSocket
+from gradtide.transport.tls.tls_socket import TlsSocket
 
 pytestmark = pytest.mark.quick
 

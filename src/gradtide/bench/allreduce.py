@@ -14,7 +14,7 @@ from statistics import median
 from gradtide.bench.contender import Contender
 from gradtide.errors import ConfigError
 
-__all__ = ["OURS", "SIZES", "AllreduceFigure", "bench_allreduce", "find_mpi"]
+__all__ = ["OURS", "SIZES", "AllreduceFigure", "Mpi", "bench_allreduce", "find_mpi"]
 
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 160 << 20)
 OURS = ("gradtide, shared tensor", "gradtide, ordinary tensor", "gradtide, torch.distributed")

@@ -18,6 +18,7 @@ __all__ = ["CONTENDERS", "bench_overlap"]
 CONTENDERS = {
     "never synchronised": "independent",
     "DDP over Gloo": "ddp",
+    "DDP over gradtide": "ddp-gradtide",
     "gradtide, no overlap": "apart",
     "gradtide, overlap": "overlap",
 }
@@ -27,7 +28,7 @@ _FIRST_PORT = 29_700
 def bench_overlap(
     model: str, batch_size: int, rate: str, rounds: int, steps: int, tell: Callable[[str], None]
 ) -> tuple[list[report.Row], dict[str, list[float]], dict[str, float]]:
-    """Samples per second of both workers; and the seconds that a step should take by the planner, for two of them."""
+    """Samples per second of both workers; and the seconds that a step should take by what the links did, for two."""
     check_model(model)
     if batch_size < 2 or rounds < 1 or steps < 1:
         raise ConfigError("the batch needs 2 samples or more, and there must be 1 round and 1 step or more")

@@ -16,6 +16,7 @@ from gradtide.parallel.worker_random import WorkerRandom
 from gradtide.schedule.model import Schedule
 from gradtide.sync import Job, Servers, current_job
 from gradtide.sync.choose import Wishes
+from gradtide.sync.reduce import Reduce
 from gradtide.sync.synchroniser import Synchroniser
 from gradtide.sync.trained import as_optimizers, find_trained
 from gradtide.timeouts import Timeouts
@@ -125,9 +126,13 @@ class DataParallel(nn.Module):
         """
         return self._synchroniser.join()
 
-    def explain(self) -> str:
-        """Which way the gradients go, and why; and in what the result differs from that of one process, if it does."""
-        return "; ".join([self._synchroniser.way.reason, *self._differences()])
+    def explain(self, *, probe: bool = False) -> str:
+        """Which way the gradients go, and why; between hosts, how long that took; and in what the result differs from
+        that of one process, if it does. probe: as in Group.explain; all workers call it then."""
+        group, way = self._job.group, self._synchroniser.way
+        over_links = isinstance(way, Reduce) and group is not None and not group.on_one_host and way.uses(group)
+        links = [group.explain(probe=probe)] if over_links and group is not None else []
+        return "; ".join([way.reason, *links, *self._differences()])
 
     def _differences(self) -> list[str]:
         if self._job.size == 1:

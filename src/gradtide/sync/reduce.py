@@ -51,6 +51,10 @@ class Reduce(InGroup):
             for flat in self._memory.flat:  # one that does not fit is said now, not in backward
                 group.schedule(strategy, flat.nbytes)
 
+    def uses(self, group: Group) -> bool:
+        """Whether gradients go over this group, as it sees fit."""
+        return self._group is group and self._strategy is None
+
     def ready(self, index: int, weight: float) -> None:
         leaving = self._buckets.put(index)
         if leaving is None:

@@ -1,11 +1,10 @@
 """Bytes between processes.
 
 keys.py          the root secret of a job, the keys by role that follow from it, and their files
-tls.py           TLS 1.3 as bytes in and bytes out, and certificates that nobody has to issue
+tls/             TLS 1.3 and certificates that nobody has to issue: on connections, and behind plain sockets
 handshake.py     the mutual challenge before anything else is parsed: who talks, and that nobody is in between
 authenticate.py  addresses, and sockets whose other end has proven itself
 frames.py        a fixed header, a small message, raw tensor bytes received where they belong
-tls_socket.py    a socket with TLS on it, as a connection uses a socket
 connection.py    one authenticated socket as a stream of messages with bodies, with credit for what may be sent
 spin.py          looking again before sleeping, on a processor that nobody else wants
 service.py       the event loop of who listens: newcomers, deadlines, bytes for all

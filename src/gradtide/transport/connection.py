@@ -34,7 +34,7 @@ from gradtide.transport.frames import (
 )
 from gradtide.transport.handshake import Identity
 from gradtide.transport.spin import give_way, look_again
-from gradtide.transport.tls_socket import TlsSocket
+from gradtide.transport.tls.tls_socket import TlsSocket
 
 if TYPE_CHECKING:
     from gradtide.transport.authenticate import Line

@@ -3,12 +3,14 @@
 Nothing travels on them while all is well but what kernels ask each other, so that a wire or a host that dies closes
 them within seconds. A rank that leaves says how far it came; a socket that closes without that word is a rank that
 died. Both ends prove that they know the job's secret: its secret file, or one that came through the launcher's store.
+Sockets for tensors are made the same way, and are encrypted where the job asks for that (GRADTIDE_ENCRYPT).
 
     word  first  second  length | text       what each word means is said where it is defined, below
 """
 
 import contextlib
 import enum
+import functools
 import hmac
 import os
 import secrets
@@ -29,6 +31,8 @@ from gradtide.transport.authenticate import Address, dial, set_congestion, tune
 from gradtide.transport.handshake import Handshake
 from gradtide.transport.hosts import read_key
 from gradtide.transport.keys import Credentials, Key, read_credentials
+from gradtide.transport.tls import TlsListener
+from gradtide.transport.tls.sealed import seal
 
 __all__ = ["Lifelines", "Listener", "Word", "connect_ranks", "join_lifelines"]
 
@@ -37,7 +41,7 @@ _RANK = struct.Struct("<I")
 _TEXT_BYTES = 4096
 _STRANGER_S = 2.0  # who connects and has not proven itself by then is hung up on
 _LOOK_S = 0.5
-_BY_FILE = "by the secret file"
+_BY_FILE, _ENCRYPTED = "by the secret file", "by the secret file, encrypted"
 _LIFELINE = "lifeline"
 _alive: "weakref.WeakSet[Lifelines]" = weakref.WeakSet()
 
@@ -179,10 +183,12 @@ def connect_ranks(
     look: called now and then while this rank waits to be dialled; it may raise.
 
     Who dialled must hear from the other end before it says anything: that one may be about to read who it is, and reads
-    as much as there is."""
+    as much as there is. In a job that asks for it they are sealed (sealed.py), but for lifelines: on those no tensor
+    goes, and that a wire is dead must not take a thread to notice."""
     deadline_s = time.monotonic() + timeout_s
     name = "secret" if purpose == _LIFELINE else f"{purpose}/secret"
     credentials = _credentials(store, name, rank, timeout_s)
+    encrypts = purpose != _LIFELINE and read_environment().encrypt
     lines: dict[int, socket.socket] = {}
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -193,11 +199,14 @@ def connect_ranks(
             for other in (other for other in ranks if other < rank):
                 port, host = read_key(store, f"{purpose}/{other}", other, timeout_s).split(" ")
                 remaining = max(0.001, deadline_s - time.monotonic())
-                where = Address(host=host, port=int(port))
-                lines[other] = dial(where, credentials, "rank", remaining, congestion=congestion).sock
+                where = Address(host=host, port=int(port), tls=encrypts)
+                dialled = dial(where, credentials, "rank", remaining, congestion=congestion)
+                sock, tls = dialled.sock, dialled.tls
+                lines[other] = sock if tls is None else seal(sock, tls, f"rank {other}")
                 lines[other].sendall(_RANK.pack(rank))
             missing = {other for other in ranks if other > rank}
-            lines.update(_Door(listener, credentials).admitted(missing, deadline_s, timeout_s, look))
+            certificate = _certificate() if encrypts and missing else None
+            lines.update(_Door(listener, credentials, certificate).admitted(missing, deadline_s, timeout_s, look))
     except BaseException:
         for line in lines.values():
             line.close()
@@ -208,14 +217,25 @@ def connect_ranks(
 def _credentials(store: Any, name: str, rank: int, timeout_s: float) -> Credentials:
     """By the job's secret file where it has one, of which nothing is sent. Else by a secret that goes through the
     launcher's store, and so is as open as that is."""
-    path = read_environment().secret_file
+    path, encrypts = read_environment().secret_file, read_environment().encrypt
+    if encrypts and not path:
+        raise ConfigError(
+            "GRADTIDE_ENCRYPT needs the job's secret file; make one (gradtide secret PATH), and name it on all hosts: "
+            "GRADTIDE_SECRET_FILE"
+        )
     if rank == 0:
-        store.set(name, _BY_FILE if path else secrets.token_hex(32))
+        store.set(name, _ENCRYPTED if encrypts else _BY_FILE if path else secrets.token_hex(32))
     told = read_key(store, name, 0, timeout_s)
-    if (told == _BY_FILE) != bool(path):
-        has, has_not = ("rank 0", f"rank {rank}") if told == _BY_FILE else (f"rank {rank}", "rank 0")
+    by_file = told in (_BY_FILE, _ENCRYPTED)
+    if by_file != bool(path):
+        has, has_not = ("rank 0", f"rank {rank}") if by_file else (f"rank {rank}", "rank 0")
         raise ConfigError(
             f"{has} has a secret file and {has_not} has none; set GRADTIDE_SECRET_FILE alike on all hosts"
+        )
+    if (told == _ENCRYPTED) != encrypts:
+        asks, does_not = (f"rank {rank}", "rank 0") if encrypts else ("rank 0", f"rank {rank}")
+        raise ConfigError(
+            f"{asks} asks for encryption and {does_not} does not; set GRADTIDE_ENCRYPT alike on all hosts"
         )
     if not path:
         return Credentials((Key(told.encode()),), insecure_network=True)  # nothing but who lives and how far they are
@@ -229,11 +249,18 @@ def _credentials(store: Any, name: str, rank: int, timeout_s: float) -> Credenti
     return Credentials(ours, insecure_network=True)
 
 
+@functools.cache
+def _certificate() -> TlsListener:
+    """This process's, for all of its groups: to make one takes a tenth of a second."""
+    return TlsListener()
+
+
 class _Door:
     """Lets ranks in, many at a time: a stranger who says nothing, or one byte now and then, holds nobody up."""
 
-    def __init__(self, listener: socket.socket, credentials: Credentials) -> None:
-        self._listener, self._credentials = listener, credentials
+    def __init__(self, listener: socket.socket, credentials: Credentials, certificate: TlsListener | None) -> None:
+        """certificate: for sockets that are to be encrypted; then nobody comes in otherwise."""
+        self._listener, self._credentials, self._certificate = listener, credentials, certificate
         self._waiting: dict[int, tuple[socket.socket, Handshake, float]] = {}  # by descriptor
         listener.setblocking(False)
 
@@ -268,7 +295,8 @@ class _Door:
             line, _ = self._listener.accept()
             line.setblocking(False)
             tune(line)
-            handshake = Handshake(self._credentials, "rank")
+            only_tls = self._certificate is not None
+            handshake = Handshake(self._credentials, "rank", self._certificate, only_tls)
             self._waiting[line.fileno()] = line, handshake, time.monotonic() + _STRANGER_S
 
     def _hear(self, number: int) -> tuple[int, socket.socket] | None:
@@ -277,7 +305,7 @@ class _Door:
         try:
             data = line.recv(4096)
             if handshake.done:
-                handshake.rest += data
+                handshake.rest += data if handshake.tls is None else handshake.tls.decrypt(data)
             elif data and (answer := handshake.feed(data)):
                 line.sendall(answer)
             if not data or handshake.refusal:
@@ -289,7 +317,8 @@ class _Door:
             return None
         del self._waiting[number]
         line.setblocking(True)
-        return int(_RANK.unpack(handshake.rest[: _RANK.size])[0]), line
+        rank = int(_RANK.unpack(handshake.rest[: _RANK.size])[0])
+        return rank, line if handshake.tls is None else seal(line, handshake.tls, f"rank {rank}")
 
 
 def _forget_in_child() -> None:

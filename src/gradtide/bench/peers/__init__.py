@@ -6,6 +6,7 @@ workers.py              a worker of one contender of bench train --workers
 overlap.py              a worker of one contender of bench overlap
 allreduce.py            a rank of gradtide's or Gloo's in bench allreduce
 between_hosts.py        a rank of all contenders of bench allreduce --hosts
+between_hosts_mpi.py    a rank of Open MPI's there
 allreduce_mpi.py        a rank of MPI's
 mpi_launch.py           how MPI's ranks are started
 staleness.py            a worker of bench staleness

@@ -1,6 +1,6 @@
-"""One rank, on a host of its own, of all contenders that talk between hosts; its rank is in the environment.
+"""One rank of all contenders that talk between hosts; its rank is in the environment. HOSTS is how many there are.
 
-`run TIMES SIZE KIND OPERATION`: SIZE is that of the larger of input and output.
+`run TIMES SIZE KIND OPERATION`: SIZE is that of the larger of input and output. The bare pair is that of the leaders.
 """
 
 import select
@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from gradtide.collective.groups.group import Group
 from gradtide.registration import register
+from gradtide.schedule.predict.exchange_model import busiest_bytes
 from gradtide.testing.hosts import ADDRESSES
 from gradtide.transport.authenticate import set_congestion
 
@@ -28,8 +29,9 @@ class BarePair:
     They avoid congestion as our links do, by cubic: beside BBR, where a system has that, the comparison would flatter.
     """
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, rank: int, ranks: tuple[int, ...]) -> None:
+        """rank: 0 or 1. ranks: how many each host has, which says how much an operation moves."""
+        self._rank, self._ranks = rank, ranks
         self._room = bytearray()
         self._data = memoryview(b"")
         while True:
@@ -54,10 +56,11 @@ class BarePair:
             self._sock.connect((ADDRESSES[0], _PORT))
 
     def step(self, operation: str, size_bytes: int) -> Step:
-        self._room, self._data = bytearray(size_bytes), memoryview(bytearray(size_bytes))
         if operation == "broadcast":
+            self._room, self._data = bytearray(size_bytes), memoryview(bytearray(size_bytes))
             return lambda: self._move(*((size_bytes, 1) if self._rank == 0 else (0, size_bytes)), answers=True)
-        each_way = size_bytes if operation == "all_reduce" else size_bytes // 2
+        each_way = int(busiest_bytes(operation, self._ranks, size_bytes))
+        self._room, self._data = bytearray(each_way), memoryview(bytearray(each_way))
         return lambda: self._move(each_way, each_way)
 
     def _move(self, leaving: int, arriving: int, answers: bool = False) -> None:
@@ -109,22 +112,27 @@ def through_torch(group: Any, operation: str, tensor: torch.Tensor, rows: torch.
     }[operation]
 
 
-def main() -> None:
+def main(hosts: int) -> None:
     torch.set_num_threads(1)
     group = Group.from_environment(timeout_s=600)
     rank, size = group.rank, group.size
+    group.explain(probe=True)
     dist.init_process_group("gloo")
     register()
     backend = dist.new_group(backend="gradtide")
-    bare = BarePair(rank) if size == 2 else None
+    here = size // hosts
+    bare = BarePair(rank // here, (here, here)) if hosts == 2 and rank % here == 0 else None
     print("ready", flush=True)
     for line in sys.stdin:
         _, times, size_bytes, kind, operation = line.split()
         rows = torch.zeros(size, int(size_bytes) // 4 // size)
         tensor = rows.view(-1)
+        if kind == "predicted":
+            assert group.exchange_model is not None
+            print(int(times) * group.exchange_model.seconds(operation, tensor.nbytes), flush=True)
+            continue
         if kind == "bare":
-            assert bare is not None
-            step = bare.step(operation, tensor.nbytes)
+            step = bare.step(operation, tensor.nbytes) if bare is not None else lambda: None
         elif kind == "group":
             step = through_group(group, operation, tensor, rows)
         else:
@@ -138,4 +146,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

@@ -6,9 +6,9 @@ import sys
 from gradtide.environment import with_root_allowed
 
 
-def main(mpiexec: str, ranks: str, python: str, program: str) -> None:
+def main(mpiexec: str, ranks: str, python: str, program: str, *options: str) -> None:
     crowd = ["--oversubscribe"] if "open" in os.path.realpath(mpiexec).lower() + _says(mpiexec) else []
-    os.execve(mpiexec, [mpiexec, *crowd, "-n", ranks, python, program], with_root_allowed())
+    os.execve(mpiexec, [mpiexec, *crowd, *options, "-n", ranks, python, program], with_root_allowed())
 
 
 def _says(mpiexec: str) -> str:
@@ -20,4 +20,4 @@ def _says(mpiexec: str) -> str:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:])

@@ -16,10 +16,10 @@ from gradtide.bench.contender import repeating, serve
 from gradtide.bench.peers.training import LR, Batch, Step, plain_step, random_batch, wrapped_step
 from gradtide.collective import Group
 from gradtide.processes.malloc import keep_freed_memory
-from gradtide.schedule.plan import plan
+from gradtide.registration import register
+from gradtide.schedule.predict.exchange_model import ExchangeModel
 from gradtide.sync import Job
 from gradtide.sync.buckets import cut_into_buckets
-from gradtide.topology.model import Topology
 from gradtide.train.models import build_model
 
 
@@ -27,10 +27,11 @@ def independent(model: nn.Module, batch: Batch, prediction: Path) -> tuple[Step,
     return plain_step(model, batch), lambda: None
 
 
-def ddp(model: nn.Module, batch: Batch, prediction: Path) -> tuple[Step, Step]:
+def ddp(model: nn.Module, batch: Batch, prediction: Path, backend: str) -> tuple[Step, Step]:
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    register()
+    dist.init_process_group(backend)
     return plain_step(nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True), batch), dist.barrier
 
 
@@ -38,11 +39,12 @@ def with_gradtide(model: nn.Module, batch: Batch, prediction: Path, overlap: boo
     group, optimizer = Group.from_environment(), torch.optim.SGD(model.parameters(), lr=LR)
     keep_freed_memory()  # as it will be later
     group.barrier()
-    group.probe()  # for the prediction
+    group.explain(probe=True)  # for the prediction
     times = [_timeline(model, optimizer, batch) for _ in range(7)][2:]
     wrapped = gradtide.DataParallel(model, optimizer, overlap=overlap, job=Job.of(group))
     if group.rank == 0:
-        step_s = _predict(times, list(model.parameters()), group.topology, overlap)
+        assert group.exchange_model is not None
+        step_s = _predict(times, list(model.parameters()), group.exchange_model, overlap)
         prediction.write_text(json.dumps({"step_s": step_s}))
     return wrapped_step(wrapped, batch), group.barrier
 
@@ -69,22 +71,24 @@ def _timeline(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) 
 
 
 def _predict(
-    times: list[tuple[list[float], float]], parameters: list[nn.Parameter], topology: Topology, overlap: bool
+    times: list[tuple[list[float], float]], parameters: list[nn.Parameter], model: ExchangeModel, overlap: bool
 ) -> float:
-    """One bucket after the other takes what the planner says, from when it is ready, or from the end of backward on."""
+    """One bucket after the other takes what its links did when measured, from when it is ready, or from the end of
+    backward on."""
     ready = [median(of_step[index] for of_step, _ in times) for index in range(len(parameters))]
     backward_s, whole_s = max(ready), median(end for _, end in times)
     free = 0.0
     for bucket in cut_into_buckets(parameters):
         size = sum(parameters[index].nbytes for index in bucket)
         begin = max(ready[index] for index in bucket) if overlap else backward_s
-        free = max(free, begin) + plan(topology, size).best.seconds
+        free = max(free, begin) + model.seconds("all_reduce", size)
     return free + whole_s - backward_s
 
 
 KINDS: dict[str, Callable[[nn.Module, Batch, Path], tuple[Step, Step]]] = {
     "independent": independent,
-    "ddp": ddp,
+    "ddp": lambda model, batch, path: ddp(model, batch, path, "gloo"),
+    "ddp-gradtide": lambda model, batch, path: ddp(model, batch, path, "gradtide"),
     "apart": lambda model, batch, path: with_gradtide(model, batch, path, overlap=False),
     "overlap": lambda model, batch, path: with_gradtide(model, batch, path, overlap=True),
 }

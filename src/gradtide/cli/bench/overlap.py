@@ -19,7 +19,7 @@ def overlap(
     steps: Annotated[int, typer.Option(help="Batches a round")] = 4,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-overlap-TIME.json]")] = None,
 ) -> None:
-    """Two workers in two network namespaces (as root), with and without overlap, beside the planner's prediction."""
+    """Two workers in two network namespaces (as root), with and without overlap, beside DDP and what was predicted."""
     from gradtide.bench import report
     from gradtide.bench.overlap import bench_overlap
 

@@ -15,7 +15,7 @@ from gradtide.topology.model import NodeKind, Topology
 
 __all__ = ["create"]
 
-_PROBE_S = 1.0
+_PROBE_S = 0.5
 
 
 def create(settings: Any, options: Any) -> ProcessGroup:
@@ -43,7 +43,7 @@ def create(settings: Any, options: Any) -> ProcessGroup:
 
 def _measure(group: Group) -> None:
     try:
-        group.probe(_PROBE_S)
+        group.probe(_PROBE_S, remembered=True)
     except BaseException:
         group.close()  # nobody else will
         raise

@@ -7,6 +7,7 @@ messages.py        its messages between two ranks: by tag, from anybody, now or 
 joining.py         how a group comes to be, on one host or on many
 many_hosts.py      every collective between hosts: shared memory inside, links between
 device_group.py    a group whose tensors lie on an accelerator: torch.distributed's own, beside a Group
-probing.py         measures the links between the ranks
+probing.py         measures the links between the ranks, and remembers what it found
+explaining.py      what a group says of itself: which way, what was predicted, what was measured
 preload.py         all of this loaded ahead, by a process that makes workers by fork
 """

@@ -4,12 +4,14 @@ import atexit
 import functools
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Literal, TypeVar, overload
 
 import torch
 
+from gradtide.collective.groups.explaining import Now, Timings
 from gradtide.collective.groups.many_hosts import ManyHosts
 from gradtide.collective.groups.ordered_queue import OrderedQueue
 from gradtide.collective.host.one_host import Call, OneHost
@@ -37,6 +39,7 @@ class Calls:
         self.lane = OrderedQueue()
         # What may be run without asking here, as the backend takes it; none once the group is broken.
         self.plans: dict[Hashable, Any] = {}
+        self.timings = Timings() if isinstance(backend, ManyHosts) else None
         self._broken = ""
         self._broken_by: type[CommunicationError] = CommunicationError
         self._at_end = weakref.finalize(self, _leave, backend)
@@ -56,7 +59,9 @@ class Calls:
             self._backend.close()
         self.lane.close(self.timeout_s)
 
-    def remember(self, key: Hashable, plan: Any) -> None:
+    def remember(self, key: Hashable, plan: Any, size_bytes: int) -> None:
+        if self.timings is not None:
+            self.timings.plan(plan.address, size_bytes)
         if len(self.plans) >= _REMEMBERED:
             self.plans.clear()
         self.plans[key] = plan
@@ -66,6 +71,18 @@ class Calls:
     def _break(self, why: str) -> None:
         self._broken = why
         self.plans.clear()
+
+    # --- How long they take, between hosts ---
+
+    def timed(self, now: Now) -> Now:
+        return now if self.timings is None else self.timings.timed(now)
+
+    def note(self, signature: Signature, size_bytes: int, began: float) -> None:
+        if self.timings is not None and " by schedule " not in signature.text:
+            operation = signature.text.split("(", 1)[0].split(" of ", 1)[0]
+            self.timings.note(operation, size_bytes, time.perf_counter() - began)
+
+    # --- Running them ---
 
     def call(self, signature: Signature, timeout_s: float | None) -> Call:
         return Call(signature, self.timeout_s if timeout_s is None else timeout_s)
@@ -84,7 +101,9 @@ class Calls:
         prepared = plain(tensor)
 
         def whole(call: Call) -> Tensor:
+            began = time.perf_counter()
             work(call, prepared)
+            self.note(signature, prepared.nbytes, began)
             return give_back(prepared, tensor)
 
         return self.run(signature, whole, async_op, timeout_s)
@@ -104,7 +123,9 @@ class Calls:
         source, target = plain(tensor), plain(out)
 
         def whole(call: Call) -> Tensor:
+            began = time.perf_counter()
             work(call, source, target)
+            self.note(signature, max(source.nbytes, target.nbytes), began)
             return give_back(target, out)
 
         return self.run(signature, whole, async_op, timeout_s)
@@ -119,6 +140,7 @@ class Calls:
             return False
         if tensor.numel() < 2 or tensor.is_complex() or not self.lane.enter():
             return False
+        began = time.perf_counter()
         try:
             self._board.check_process()
             try:
@@ -131,6 +153,7 @@ class Calls:
                 self.guarded(lambda: backend.finish(plan, tensor, code, limit_s))
         finally:
             self.lane.leave()
+        self.note(signature, max(tensor.nbytes, out.nbytes), began)
         return True
 
     @overload

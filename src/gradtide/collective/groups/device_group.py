@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradtide.collective.groups.group import Group
+from gradtide.environment import read_environment
 from gradtide.errors import CommunicationError, ConfigError
 
 __all__ = ["DeviceGroup"]
@@ -26,6 +27,8 @@ class DeviceGroup:
 
     def __init__(self, group: Group, device: torch.device) -> None:
         self.rank, self.size, self.device, self.timeout_s = group.rank, group.size, device, group.timeout_s
+        if read_environment().encrypt and not group.on_one_host:
+            raise ConfigError(f"parameters are on {device}, whose collectives can't be encrypted; use the CPU")
         self._store = _meet(group)
         limit = timedelta(seconds=group.timeout_s)
         if device.type == "cuda":

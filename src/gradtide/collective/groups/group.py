@@ -1,5 +1,6 @@
 """Group: ranks that work together. This file checks and prepares what is asked for; one_host.py and others do it."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -12,10 +13,11 @@ import torch.distributed as dist
 from gradtide.collective.executors.choose import Strategy, choose, nominal_topology
 from gradtide.collective.executors.runner import Runner
 from gradtide.collective.groups.calls import Calls
+from gradtide.collective.groups.explaining import explain_hosts
 from gradtide.collective.groups.joining import join_beside, join_job, join_one_host, join_store
 from gradtide.collective.groups.many_hosts import ManyHosts
 from gradtide.collective.groups.messages import Messages
-from gradtide.collective.groups.probing import probe_links
+from gradtide.collective.groups.probing import measure_exchange, measure_links
 from gradtide.collective.host.one_host import Call, OneHost
 from gradtide.collective.host.prepare import check_split, output, plain
 from gradtide.collective.host.reductions import Reduction, reduction
@@ -25,6 +27,7 @@ from gradtide.errors import ConfigError, ScheduleError
 from gradtide.handle import Handle
 from gradtide.kernels import DONE
 from gradtide.schedule.model import Schedule
+from gradtide.schedule.predict.exchange_model import ExchangeModel
 from gradtide.timeouts import default_timeouts
 from gradtide.topology.model import Topology
 
@@ -54,9 +57,11 @@ class Group:
         self._calls = Calls(name, backend, timeout_s)
         self.messages = Messages(backend, self._calls)
         self._plans = self._calls.plans
-        self._all_reduce_now: Callable[[Any, int], int] = backend.all_reduce_now
+        self._all_reduce_now: Callable[[Any, int], int] = self._calls.timed(backend.all_reduce_now)
         self._enter, self._leave = self._calls.lane.enter, self._calls.lane.leave
         self._chosen: dict[tuple[str | Path, int], Schedule] = {}
+        self._ranks = tuple(host_of.count(host) for host in sorted(set(host_of)))  # of each host
+        self.exchange_model: ExchangeModel | None = None  # how long collectives between hosts should take
 
     @classmethod
     def join(cls, name: str, rank: int, size: int, *, timeout_s: float | None = None) -> "Group":
@@ -138,14 +143,16 @@ class Group:
         if key in self._plans or how.blocks is None or tensor.numel() == 1:
             return
         if (plan := backend.plan(signature, tensor.numel(), how)) is not None:
-            self._calls.remember(key, plan)
+            self._calls.remember(key, plan, tensor.nbytes)
 
     def _in_turn(self, plan: Any, tensor: Tensor, async_op: bool, timeout_s: float | None) -> Any:
         """By a plan too, but not right now: in the background, or after what is there."""
         memory = tensor.detach()  # as it is now, whatever becomes of the tensor
 
         def work(call: Call) -> Tensor:
+            began = time.perf_counter()
             self._backend.run(plan, memory, call.timeout_s)
+            self._calls.note(plan.signature, memory.nbytes, began)
             return tensor
 
         return self._calls.run(plan.signature, work, async_op, timeout_s)
@@ -153,6 +160,8 @@ class Group:
     def _finish(self, plan: Any, tensor: Tensor, code: int, timeout_s: float | None) -> None:
         limit = self.timeout_s if timeout_s is None else timeout_s
         self._calls.guarded(lambda: self._backend.finish(plan, tensor, code, limit))
+        if self._calls.timings is not None:
+            self._calls.timings.finished(plan.address)
 
     def _run_schedule(
         self, tensor: Tensor, how: Reduction, strategy: Strategy, async_op: bool, timeout_s: float | None
@@ -377,11 +386,27 @@ class Group:
         """Whether all ranks share memory."""
         return isinstance(self._backend, OneHost)
 
-    def probe(self, budget_s: float = 2.0) -> Topology:
-        """Measures the links between all ranks, one pair at a time, and plans on them from now on."""
-        self.topology = probe_links(self, budget_s)
+    def probe(self, budget_s: float = 2.0, *, remembered: bool = False) -> Topology:
+        """Measures the links between all ranks, one pair at a time, and plans on them from now on.
+
+        All ranks call it together. remembered: what a group of this process between the same hosts has found will do.
+        """
+        self.topology = measure_links(self, budget_s, remembered)
         self._chosen.clear()
         return self.topology
+
+    def explain(self, *, probe: bool = False) -> str:
+        """Which way collectives go; between hosts also how long they took and, where links were measured, should take.
+
+        With probe=True all ranks call it together: it measures collectives for half a second at most, unless a group
+        of this process between the same hosts has done so.
+        """
+        if self._calls.timings is None:
+            return f"all {self.size} ranks are on one host: a collective is one compiled call in shared memory"
+        if probe:
+            with self._calls.timings.paused():
+                self.exchange_model = measure_exchange(self, self._ranks)
+        return explain_hosts(self._ranks, self.exchange_model, self._calls.timings)
 
     def set_timeout(self, timeout_s: float) -> None:
         """How long a rank may be missing from now on, where an operation says nothing else."""

@@ -19,7 +19,7 @@ from gradtide.collective.links.links import shut
 from gradtide.collective.links.rank_links import RankLinks
 from gradtide.collective.links.transfers import LinkSet
 from gradtide.collective.links.wire import ScheduleLinks
-from gradtide.environment import Launch
+from gradtide.environment import Launch, read_environment
 from gradtide.errors import ConfigError
 from gradtide.transport.hosts import agree_on_token, find_hosts, local_address, open_store
 from gradtide.transport.lifelines import join_lifelines
@@ -79,7 +79,7 @@ def join_store(
         host.close()
         raise
     if rank == 0:
-        _say_what_is_in_clear()
+        _say_whether_in_clear(read_environment().encrypt)
 
     link_sets = LinkSet(messages), LinkSet({})  # of messages, and of schedules
 
@@ -97,13 +97,14 @@ def join_store(
 
 
 @functools.cache
-def _say_what_is_in_clear() -> None:
+def _say_whether_in_clear(encrypts: bool) -> None:
     """Once a process."""
-    print(
-        "gradtide: tensors between hosts go unencrypted; keep them on a network of your own",
-        file=sys.stderr,
-        flush=True,
+    how = (
+        "encrypted (TLS 1.3)"
+        if encrypts
+        else "unencrypted; keep them on a network of your own, or set GRADTIDE_ENCRYPT"
     )
+    print(f"gradtide: tensors between hosts go {how}", file=sys.stderr, flush=True)
 
 
 def join_beside(process_group: Any, timeout_s: float) -> tuple[OneHost | ManyHosts, Runner, list[int]]:

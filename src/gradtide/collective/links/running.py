@@ -22,7 +22,7 @@ _HAND, _EXCHANGE, _OVERLAPPING, _AWAITED = range(4)
 _KEPT_BYTES = 64 << 20  # of scratch memory, between operations
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Planned:
     """The stages of one operation, ready for any tensor of its kind."""
 

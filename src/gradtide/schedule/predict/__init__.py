@@ -1,7 +1,8 @@
 """How long a schedule will take.
 
-resources.py      links and wires that ops compete for
-sharing.py        how flows share them: max-min fair
-simulate.py       when each op starts and ends, what each link carries
-servers_model.py  the same for parameter servers in very large clusters
+resources.py       links and wires that ops compete for
+sharing.py         how flows share them: max-min fair
+simulate.py        when each op starts and ends, what each link carries
+servers_model.py   the same for parameter servers in very large clusters
+exchange_model.py  and for collectives over direct links between hosts, by what a few have taken
 """

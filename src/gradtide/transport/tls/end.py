@@ -17,6 +17,7 @@ from gradtide.errors import AuthenticationError, ConfigError, FrameError
 __all__ = ["NO_CERTIFICATE", "TlsEnd", "TlsListener", "call_tls"]
 
 NO_CERTIFICATE = bytes(32)  # instead of the SHA-256, where nothing is encrypted
+_RECORD_BYTES = 32 << 10  # the longest, and some more
 _VALID = datetime.timedelta(days=3650)  # nobody looks: a certificate is as old as its process
 
 
@@ -56,6 +57,12 @@ class TlsEnd:
     def feed(self, data: memoryview) -> None:
         self._incoming.write(data)
         self.holds = True
+
+    def decrypt(self, data: bytes) -> bytes:
+        """What a few bytes that came hold, with those before them."""
+        room = memoryview(bytearray(len(data) + _RECORD_BYTES))
+        self.feed(memoryview(data))
+        return bytes(room[: self.decrypt_into(room)])
 
     def decrypt_into(self, target: memoryview) -> int:
         """As much as is here and fits. OpenSSL reads a record at a time, and all that is here of an incomplete one."""

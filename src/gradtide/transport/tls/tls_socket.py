@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from gradtide.transport.frames import Buffer
-from gradtide.transport.tls import TlsEnd
+from gradtide.transport.tls.end import TlsEnd
 
 __all__ = ["TlsSocket"]
 
