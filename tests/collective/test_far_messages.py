@@ -122,11 +122,13 @@ def test_large_messages_that_all_send_before_any_receives_arrive(apart):
 
 
 def in_place(rank, size):
-    """From and into tensors that are not contiguous, and of other shapes."""
-    group = group_of(rank, size)
+    """From and into tensors that are not contiguous, of a shape that takes many words, and of other shapes."""
+    group, deep = group_of(rank, size), (1,) * 50 + (7,)
     if rank == 0:
+        group.send(torch.arange(7.0).view(deep), 3)
         group.send(torch.arange(12.0).view(3, 4).t(), 3)
     elif rank == 3:
+        assert same(group.recv(torch.zeros(deep), 0), torch.arange(7.0).view(deep))
         assert same(group.recv(torch.zeros(8, 3)[::2], 0), torch.arange(12.0).view(3, 4).t())
     elif rank == 1:
         group.send(torch.ones(5), 2)

@@ -8,8 +8,9 @@ import torch
 __all__ = ["HEAD_BYTES", "TEXT_BYTES", "Announcement", "parse_head"]
 
 _NUMBERS = struct.Struct("<qq")
-_HEAD = struct.Struct("<qqq")  # the same, and how long the text is
+_HEAD = struct.Struct("<qqq104s")  # the same, how long the text is, and its beginning: mostly all of it
 HEAD_BYTES, TEXT_BYTES = _HEAD.size, 1024
+_BEGINNING_BYTES = 104
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,9 @@ class Announcement:
         return torch.frombuffer(content.ljust(_NUMBERS.size + TEXT_BYTES, b"\0"), dtype=torch.uint8)
 
     def packed(self) -> bytes:
-        """For a stream: a head, then the text."""
+        """For a stream: a head, then what of the text has no room in it."""
         text = self.text.encode()[:TEXT_BYTES]
-        return _HEAD.pack(self.size_bytes, self.tag, len(text)) + text
+        return _HEAD.pack(self.size_bytes, self.tag, len(text), text) + text[_BEGINNING_BYTES:]
 
     @staticmethod
     def room() -> torch.Tensor:
@@ -42,9 +43,9 @@ class Announcement:
         return Announcement(size_bytes, tag, text)
 
 
-def parse_head(content: bytes) -> tuple[int, int, int]:
-    """A packed announcement's numbers: bytes of the message, its tag, bytes of the text that follows."""
-    size_bytes, tag, text_bytes = _HEAD.unpack(content)
+def parse_head(content: bytes) -> tuple[int, int, bytes, int]:
+    """Of a packed announcement: bytes of the message, its tag, the text's beginning, bytes of it that follow."""
+    size_bytes, tag, text_bytes, beginning = _HEAD.unpack(content)
     if size_bytes < 0 or not 0 <= text_bytes <= TEXT_BYTES:
         raise ValueError("no announcement begins like that")
-    return size_bytes, tag, text_bytes
+    return size_bytes, tag, beginning[:text_bytes], max(0, text_bytes - _BEGINNING_BYTES)

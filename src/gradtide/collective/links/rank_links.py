@@ -1,16 +1,16 @@
 """Messages to and from the ranks of other hosts, over a link between each two; who waits notices the dead and the late.
 
-A message is a head (how long it is, its tag, how long the text is), what it says of itself, and the bytes of the
-tensor. Each direction to each rank may be used by one thread at a time.
+A message is an announcement (how long it is, its tag, what it says of itself) and the bytes of the tensor. Each
+direction to each rank may be used by one thread at a time.
 """
 
 import math
 import select
 import socket
 import time
+from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from gradtide.collective.host.announcement import HEAD_BYTES, TEXT_BYTES, Announcement, parse_head
@@ -25,20 +25,29 @@ _SMALL_BYTES = 8 << 10  # the kernel takes so much at once, if it takes anything
 _AT_HAND_BYTES = 64 << 10
 
 
+class _Room:
+    """Memory of an announcement, and where it is."""
+
+    def __init__(self) -> None:
+        self._array = np.empty(HEAD_BYTES + TEXT_BYTES, np.uint8)
+        self.memory, self.address = self._array.data, int(self._array.ctypes.data)
+
+
 class RankLinks:
     """This rank's ends of them."""
 
     def __init__(self, links: LinkSet, watch: RankWatch) -> None:
         self._links, self._watch = links, watch
         self._streams: dict[tuple[int, bool], Transfers] = {}  # by rank, and whether bytes leave
-        self._rooms: dict[int, npt.NDArray[np.uint8]] = {}  # for announcements
+        self._rooms: dict[tuple[int, bool], _Room] = {}  # for announcements
 
     def send(self, call: Call, data: torch.Tensor, target: int, tag: int) -> None:
         """Returns once the bytes are with the kernel."""
         stream = self._stream(target, leaves=True)
-        note = np.frombuffer(Announcement(len(data), tag, call.signature.text).packed(), np.uint8)
+        note, room = Announcement(len(data), tag, call.signature.text).packed(), self._room(target, leaves=True)
+        room.memory[: len(note)] = note
         stream.forget(0)
-        until = stream.add(0, note.ctypes.data, len(note))
+        until = stream.add(0, room.address, len(note))
         if len(data):
             until = stream.add(0, data.data_ptr(), len(data))
         self._wait(stream, until, call, target, "send to")
@@ -60,8 +69,8 @@ class RankLinks:
         data = self._peek(source, _AT_HAND_BYTES) or b""
         if len(data) < HEAD_BYTES:
             return False
-        size_bytes, _, text_bytes = parse_head(data[:HEAD_BYTES])
-        return len(data) >= HEAD_BYTES + text_bytes + size_bytes
+        size_bytes, _, _, more_bytes = parse_head(data[:HEAD_BYTES])
+        return len(data) >= HEAD_BYTES + more_bytes + size_bytes
 
     def is_gone(self, source: int) -> bool:
         """Whether nothing more will come: it left or died, and all that it sent has been taken."""
@@ -69,14 +78,16 @@ class RankLinks:
 
     def announced(self, call: Call, source: int) -> Announcement:
         """The next message's announcement. Then comes take()."""
-        room = self._rooms.setdefault(source, np.empty(max(HEAD_BYTES, TEXT_BYTES), np.uint8))
-        self._fill(call, room.ctypes.data, HEAD_BYTES, source)
+        room = self._room(source, leaves=False)
+        self._fill(call, room.address, HEAD_BYTES, source)
         try:
-            size_bytes, tag, text_bytes = parse_head(room[:HEAD_BYTES].tobytes())
+            size_bytes, tag, text, more_bytes = parse_head(bytes(room.memory[:HEAD_BYTES]))
         except ValueError as error:
             raise CommunicationError(f"rank {source} sent what is no message ({error}); is it of this job?") from None
-        self._fill(call, room.ctypes.data, text_bytes, source)
-        return Announcement(size_bytes, tag, room[:text_bytes].tobytes().decode(errors="replace"))
+        if more_bytes:
+            self._fill(call, room.address, more_bytes, source)
+            text += bytes(room.memory[:more_bytes])
+        return Announcement(size_bytes, tag, text.decode(errors="replace"))
 
     def take(self, call: Call, data: torch.Tensor, source: int) -> None:
         """The bytes of the message that was announced."""
@@ -88,6 +99,12 @@ class RankLinks:
         stream.add(0, address, size_bytes)
         self._wait(stream, 1, call, source, "receive from")
 
+    def _room(self, rank: int, *, leaves: bool) -> "_Room":
+        found = self._rooms.get((rank, leaves))
+        if found is None:
+            found = self._rooms[rank, leaves] = _Room()
+        return found
+
     def _stream(self, rank: int, *, leaves: bool) -> Transfers:
         found = self._streams.get((rank, leaves))
         if found is None:
@@ -95,8 +112,16 @@ class RankLinks:
         return found
 
     def _wait(self, stream: Transfers, until: int, call: Call, rank: int, what: str) -> None:
-        watch, timeout_s, what = self._watch, call.timeout_s, f"{what} rank {rank}: {call.signature.text}"
-        begin = time.monotonic()
+        what = f"{what} rank {rank}: {call.signature.text}"
+        try:
+            if not stream.move(0, until):
+                stream.wait(0, until, self._look(call.timeout_s, rank, what))
+        except BrokenStream as error:
+            raise self._watch.loss_of(rank, what, str(error)) from None
+
+    def _look(self, timeout_s: float, rank: int, what: str) -> Callable[[bool], None]:
+        """What who waits does now and then."""
+        watch, begin = self._watch, time.monotonic()
         deadline, notice_at = begin + timeout_s, begin + watch.notice_s
 
         def look(moved: bool) -> None:
@@ -111,10 +136,7 @@ class RankLinks:
             if now >= deadline:
                 raise PeerTimeout(f"rank {rank} did not answer within {timeout_s:g} s ({what}); is it stuck?")
 
-        try:
-            stream.wait(0, until, look)
-        except BrokenStream as error:
-            raise watch.loss_of(rank, what, str(error)) from None
+        return look
 
     def _peek(self, rank: int, size_bytes: int) -> bytes | None:
         """What has arrived and was not taken yet, up to so much; None if nothing has, empty if nothing ever will."""

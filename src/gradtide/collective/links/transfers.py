@@ -76,9 +76,13 @@ class Transfers:
         """Until so many pieces of a stream are over. Meanwhile everything moves, and look
         is called now and then: whether something has moved since; it may raise."""
         words, moved = self._words, int(self._words[Transfer.MOVED])
-        while self._go_on(stream, until, _SLEEP_MS, _TURN_NS) == WAITING:
+        while not self.move(stream, until):
             look(bool(words[Transfer.MOVED] != moved))
             moved = int(words[Transfer.MOVED])
+
+    def move(self, stream: int, until: int) -> bool:
+        """One turn of that: whether they are over."""
+        return self._go_on(stream, until, _SLEEP_MS, _TURN_NS) != WAITING
 
     def push(self, sleep_ms: int) -> bool:
         """Moves what it can for a moment, and waits for so long if it can't; whether all that leaves has left."""
