@@ -134,19 +134,21 @@ def test_who_does_not_ask_alike_or_has_another_secret_is_refused(apart, secret, 
     assert apart.run(refused, 2)[1].startswith("AuthenticationError: wrong secret for tcp:10.77.0.1:")
 
 
-def over_gloo(rank, size):
+def messages_and_a_schedule(rank, size):
+    """And whether a link of them is anything but the plain end of a pair."""
     with Group.from_environment(timeout_s=30) as group:
-        for ask in (
-            lambda: group.all_reduce(torch.ones(10), strategy="ring"),
-            lambda: group.send(torch.ones(10), 1 - rank),
-        ):
-            with pytest.raises(ConfigError, match="go over Gloo, which does not encrypt, and this job asks for that"):
-                ask()
+        summed = group.all_reduce(torch.arange(1000.0), strategy="ring")
+        handle = group.send(torch.full((300_000,), float(rank)), 1 - rank, async_op=True)
+        got = group.recv(torch.empty(300_000), 1 - rank)
+        handle.wait()
+        links = [link for links in group._backend._link_sets for link in links._sockets.values()]
+        sealed = bool(links) and all(link.family == socket.AF_UNIX for link in links)
+        return summed.equal(2 * torch.arange(1000.0)) and got.eq(1 - rank).all().item() and sealed
 
 
-def test_what_goes_over_gloo_is_refused_where_encryption_is_asked_for(apart, secret):
+def test_messages_and_schedules_are_encrypted_too(apart, secret):
     apart.run(ask_for, 2, [secret] * 2, ["1"] * 2)
-    apart.run(over_gloo, 2)
+    assert apart.run(messages_and_a_schedule, 2) == [True, True]
 
 
 def many_groups(rank, size, count):

@@ -152,7 +152,7 @@ def abort(rank, size):
     group = _kept["group"]
     if rank == 0:
         handle = group.all_reduce(torch.ones(10), async_op=True)
-        while not group._backend._far.links._turn.locked():  # until it is in the compiled exchange
+        while not group._backend._links._turn.locked():  # until it is in the compiled exchange
             time.sleep(0.001)
         begin = time.monotonic()
         group.abort()

@@ -12,7 +12,7 @@ __all__ = ["RankPlace", "Stages", "chunks", "heard", "meet", "pipelined", "row_o
 
 Stages = list[Hand | Exchange | Awaited]
 _ALIGN_BYTES = 64
-_MOST_CHUNKS = 64
+_MOST_CHUNKS = 16  # each costs the ranks of a host two meetings more
 _CHUNK_BYTES = 2 << 20  # while one is on the wire, the ranks of a host add up the next and hand out the last
 
 
