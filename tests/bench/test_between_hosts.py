@@ -1,7 +1,7 @@
 import pytest
 
 from gradtide.bench.allreduce import find_mpi
-from gradtide.bench.between_hosts import CONTENDERS, OPERATIONS, PREDICTED, HostsWire, bench_between_hosts
+from gradtide.bench.between_hosts import CONTENDERS, PREDICTED, HostsWire, bench_between_hosts
 from gradtide.errors import ConfigError
 from gradtide.testing.hosts import several_hosts
 
@@ -16,11 +16,12 @@ def namespaces():
 
 
 def test_every_contender_is_measured_at_every_operation(namespaces):
+    operations = ["all_reduce", "all_to_all"]
     mpis = [mpi for mpi in find_mpi() if mpi.name.startswith("Open MPI")]
-    figures = bench_between_hosts(HostsWire(2, 1000, ranks=2), OPERATIONS, [100_000], 1, mpis, lambda text: None)
+    figures = bench_between_hosts(HostsWire(2, 1000, ranks=2), operations, [100_000], 1, mpis, lambda text: None)
     names = [*CONTENDERS, PREDICTED, *(mpi.name for mpi in mpis)]
     assert [(f.operation, f.size_bytes, f.name) for f in figures] == [
-        (o, 100_000, n) for o in OPERATIONS for n in names
+        (o, 100_000, n) for o in operations for n in names
     ]
     assert all(0 < f.seconds_min <= f.seconds <= f.seconds_max for f in figures)
 
