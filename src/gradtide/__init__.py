@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gradtide.parallel import DataParallel, DevicePool, find_devices, replicate, shard, split_batch, train_batch
     from gradtide.schedule.plan import plan
     from gradtide.store import Store, connect, local_servers, update
-    from gradtide.sync import Servers
+    from gradtide.sync import Local, Servers
     from gradtide.timeouts import Timeouts
     from gradtide.train import Checkpoints, evaluate, fit
 
@@ -26,6 +26,7 @@ _EXPORTS = {
     "DataParallel": "gradtide.parallel",
     "DevicePool": "gradtide.parallel",
     "Group": "gradtide.collective",
+    "Local": "gradtide.sync",
     "Servers": "gradtide.sync",
     "Store": "gradtide.store",
     "Timeouts": "gradtide.timeouts",
@@ -50,6 +51,7 @@ __all__ = [
     "DataParallel",
     "DevicePool",
     "Group",
+    "Local",
     "Servers",
     "Store",
     "Timeouts",

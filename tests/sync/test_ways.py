@@ -10,9 +10,10 @@ import gradtide
 from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync.alone import Alone
 from gradtide.sync.buckets import BucketMemory, Buckets
+from gradtide.sync.local import LocalSteps
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import ServersWay
-from gradtide.sync.shared import SharedParameters
+from gradtide.sync.shared.way import SharedParameters
 from gradtide.sync.ways import Way
 
 
@@ -20,7 +21,7 @@ def public(kind):
     return {name for name in vars(kind) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("kind", [Alone, SharedParameters, Reduce, ServersWay])
+@pytest.mark.parametrize("kind", [Alone, SharedParameters, Reduce, ServersWay, LocalSteps])
 def test_every_way_answers_everything_that_is_asked_of_one(kind):
     made_by_itself = {"store", "servers_step", "workers_step", "led"} if kind is ServersWay else set()
     for name in public(Way) - made_by_itself:
@@ -31,7 +32,7 @@ def test_every_way_answers_everything_that_is_asked_of_one(kind):
 
 
 def test_data_parallel_shows_what_users_need_and_nothing_else():
-    shown = {"close", "edit", "explain", "forward", "join", "load_state_dict", "no_sync", "state_dict", "step"}
+    shown = {"close", "edit", "explain", "forward", "join", "load_state_dict", "meet", "no_sync", "state_dict", "step"}
     shown |= {"epoch", "random_state", "state", "synchronise", "weigh"}
     assert public(gradtide.DataParallel) == shown
     net = nn.Linear(2, 2)

@@ -406,3 +406,43 @@ def uneven_alone(size):
             (functional.cross_entropy(net(x + rank), y) / len(going)).backward()
         rule.step()
     return [p.detach().clone() for p in net.parameters()]
+
+
+def locally(rank, size, name, model, optimizer, dtype, steps, local, lr=0.05, batch=29):
+    """Local steps, as one of `size` workers: parameters when all have met, the model's words, and their sum at each
+    step."""
+    torch.set_num_threads(1)
+    net = build(model, dtype)
+    if rank:
+        for parameter in net.parameters():
+            nn.init.constant_(parameter, 0.5)
+    group = Group.join(name, rank, size, timeout_s=30) if size > 1 else None
+    job = Job.of(group) if group else Job()
+    wrapped = gradtide.DataParallel(net, OPTIMIZERS[optimizer](net.parameters(), lr), local, job=job)
+    sums = []
+    for x, y in gradtide.shard(batches(dtype, steps, batch), job=job):
+        functional.cross_entropy(wrapped(x), y).backward()
+        wrapped.step()
+        sums.append(sum(p.detach().sum().item() for p in net.parameters()))
+    wrapped.close()
+    if group:
+        group.close()
+    return [p.detach().clone() for p in net.parameters()], wrapped.explain(), sums
+
+
+def normed_locally(rank, size, name):
+    """Two steps apart with batch normalisation; what the buffers are then, and what they were here before."""
+    group = Group.join(name, rank, size, timeout_s=30)
+    job = Job.of(group)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    wrapped = gradtide.DataParallel(net, torch.optim.SGD(net.parameters(), lr=0.1), gradtide.Local(3), job=job)
+    samples = 0
+    for x in gradtide.shard([torch.randn(7, 3), torch.randn(5, 3)], job=job):
+        wrapped(x).square().mean().backward()
+        wrapped.step()
+        samples += len(x)
+    own = net[1].running_mean.clone()
+    wrapped.close()
+    group.close()
+    return net[1].running_mean.clone(), int(net[1].num_batches_tracked), own, samples

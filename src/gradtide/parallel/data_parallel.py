@@ -1,6 +1,7 @@
 """DataParallel: wrap a model, and every worker trains the same one."""
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,7 +15,7 @@ from gradtide.errors import ConfigError
 from gradtide.events import Emit, ignore
 from gradtide.parallel.worker_random import WorkerRandom
 from gradtide.schedule.model import Schedule
-from gradtide.sync import Job, Servers, current_job
+from gradtide.sync import Job, Local, Servers, current_job
 from gradtide.sync.choose import Wishes
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.synchroniser import Synchroniser
@@ -34,8 +35,9 @@ class DataParallel(nn.Module):
             model.step()                 # optimizer.step() and zero_grad()
 
     `optimizer` is one of torch.optim, or a list of them. `sync` is "auto", the name of a strategy ("ring"), a
-    schedule's file, or `gradtide.Servers("bsp")`. All workers make it together and begin with worker 0's parameters and
-    buffers. `explain()` says which way was chosen and why. `emit` is called with every event of a step.
+    schedule's file, `gradtide.Servers("bsp")` or `gradtide.Local(50)`. All workers make it together and begin with
+    worker 0's parameters and buffers. `explain()` says which way was chosen and why. `emit` is called with every event
+    of a step.
 
     Where workers step (see `explain`), `.grad` is the gradient of all workers when a backward outside of `no_sync`
     returns, as under DDP: clip it, scale it, call `optimizer.step()`. `share_parameters=False` makes it so everywhere.
@@ -45,7 +47,7 @@ class DataParallel(nn.Module):
         self,
         module: nn.Module,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        sync: str | Path | Schedule | Servers = "auto",
+        sync: str | Path | Schedule | Servers | Local = "auto",
         *,
         clip_norm: float | None = None,
         share_parameters: bool | None = None,
@@ -126,11 +128,16 @@ class DataParallel(nn.Module):
         """
         return self._synchroniser.join()
 
+    def meet(self) -> None:
+        """With `Local`: all workers meet now, and are alike afterwards. Without, they always are."""
+        self._synchroniser.finish()
+
     def explain(self, *, probe: bool = False) -> str:
         """Which way the gradients go, and why; between hosts, how long that took; and in what the result differs from
         that of one process, if it does. probe: as in Group.explain; all workers call it then."""
-        group, way = self._job.group, self._synchroniser.way
-        over_links = isinstance(way, Reduce) and group is not None and not group.on_one_host and way.uses(group)
+        way = self._synchroniser.way
+        group = self._job.group if isinstance(way, Reduce) else None  # over servers there may be none, nor need be
+        over_links = group is not None and not group.on_one_host and isinstance(way, Reduce) and way.uses(group)
         links = [group.explain(probe=probe)] if over_links and group is not None else []
         return "; ".join([way.reason, *links, *self._differences()])
 
@@ -184,6 +191,13 @@ class DataParallel(nn.Module):
 
     def state_dict(self, *arguments: Any, **options: Any) -> Any:
         """The model's own, with its own names: a plain model loads it."""
+        apart = self._synchroniser.way.apart
+        if apart:
+            warnings.warn(
+                f"each worker has taken {apart} steps by itself since they last met, and these are this worker's own "
+                "values; save at a multiple of Local's steps, or call model.meet() on all workers first",
+                stacklevel=2,
+            )
         return self.module.state_dict(*arguments, **options)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *arguments: Any, **options: Any) -> Any:

@@ -9,9 +9,8 @@ state.py          what is alike on all ranks besides parameters: the model's out
 in_group.py       what the ways of ranks in a group have in common
 choose.py         which way a model goes, and why
 alone.py          one worker: nothing to synchronise
-flat.py           parameters laid out in one flat space, and who owns which share of it
-pieces.py         an optimizer that steps a rank's share, a cache-sized piece at a time
-shared.py         one host: parameters in shared memory, each rank reduces and updates its share
+local.py          each rank steps by itself, and all meet now and then
+shared/           one host: parameters in shared memory, each rank reduces and updates its share
 buckets.py        buckets of gradients that leave while backward goes on
 reduce.py         collectives: all-reduce the buckets, then every rank takes the same step
 servers/          a parameter server: push gradients, pull values
@@ -19,7 +18,8 @@ synchroniser.py   a worker's steps along its way, and along the next one when wo
 """
 
 from gradtide.sync.job import Job, current_job
+from gradtide.sync.local import Local
 from gradtide.sync.servers import Servers
 from gradtide.sync.ways import Way
 
-__all__ = ["Job", "Servers", "Way", "current_job"]
+__all__ = ["Job", "Local", "Servers", "Way", "current_job"]

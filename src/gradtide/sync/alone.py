@@ -6,11 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import Tensor
 
 from gradtide.events import Emit, GradientsSynchronised
+from gradtide.sync.ways import EveryStep
 
 __all__ = ["Alone"]
 
 
-class Alone:
+class Alone(EveryStep):
     """What a plain PyTorch loop does. It is a group of one: whoever comes forms the next group with it."""
 
     is_collective, store, servers_step, workers_step, led = True, None, False, True, True

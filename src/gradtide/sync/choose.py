@@ -1,6 +1,6 @@
 """Which way a model goes, and why."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -13,9 +13,10 @@ from gradtide.kernels.combine import ELEMENTS
 from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync.alone import Alone
 from gradtide.sync.job import Job
+from gradtide.sync.local import Local, LocalSteps, OuterState
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import Servers, ServersWay
-from gradtide.sync.shared import SharedParameters
+from gradtide.sync.shared.way import SharedParameters
 from gradtide.sync.state import compare_models, share_buffers, share_state
 from gradtide.sync.trained import Trained
 from gradtide.sync.ways import Way
@@ -30,9 +31,10 @@ TRIAL_STEPS = 3  # that a program takes with model.step(), editing nothing, befo
 class Wishes:
     """What the user asked for."""
 
-    sync: Strategy | Servers = "auto"
+    sync: Strategy | Servers | Local = "auto"
     share_parameters: bool | None = None  # None: where it can be
     overlap: bool = True
+    outer: OuterState = field(default_factory=OuterState)  # of local steps
     trial: bool = False  # whether sharing must first be seen to suit the program: it may edit gradients or parameters
 
 
@@ -43,8 +45,11 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
             _check_modules(trained)
         each = wishes.share_parameters is False
         return ServersWay(trained, job, wishes.sync, emit, overlap=wishes.overlap, workers_step=each)
+    if isinstance(wishes.sync, Local):
+        _check_local(trained, job, wishes)
     if job.group is None:
-        return Alone(emit)
+        local = wishes.sync if isinstance(wishes.sync, Local) else None
+        return Alone(emit) if local is None else LocalSteps(trained, job, None, local, wishes.outer, None, emit)
     _check_modules(trained)
     with job.group.purpose("in DataParallel(...), or where it begins anew, which all workers do together"):
         compare_models(trained, job.group)
@@ -54,6 +59,9 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
         spread.broadcast(parameter.data)
     share_buffers(trained, spread)
     share_state(trained, job, job.group, spread)
+    if isinstance(wishes.sync, Local):
+        dense = Reduce(trained, spread, None, "", emit, overlap=wishes.overlap) if wishes.sync.after else None
+        return LocalSteps(trained, job, spread, wishes.sync, wishes.outer, dense, emit)
     hindrance = _why_not_shared(trained, job)
     if wishes.share_parameters and (hindrance or wishes.sync != "auto"):
         raise ConfigError(f"parameters can't be shared: {hindrance or 'that goes with sync=auto alone'}")
@@ -92,6 +100,15 @@ def _check_modules(trained: Trained) -> None:
             )
 
 
+def _check_local(trained: Trained, job: Job, wishes: Wishes) -> None:
+    if len(trained.optimizers) > 1:
+        raise ConfigError("Local counts the steps of one optimizer; give one for all parameters, in groups if need be")
+    if job.elastic is not None:
+        raise ConfigError("Local can't go on without a worker that dies yet; leave --min-workers and the like out")
+    if wishes.share_parameters:
+        raise ConfigError("with Local each worker has parameters of its own; leave share_parameters= out")
+
+
 def _beside(trained: Trained, group: Group, wishes: Wishes) -> DeviceGroup | None:
     """Parameters on an accelerator go through torch.distributed's group for it; on a CPU they do if asked to."""
     devices = {parameter.device for _, parameter in trained.everything}
@@ -101,7 +118,7 @@ def _beside(trained: Trained, group: Group, wishes: Wishes) -> DeviceGroup | Non
     (device,) = devices
     if device.type == "cpu" and wishes.sync != TORCH:
         return None
-    if wishes.sync not in ("auto", TORCH):
+    if wishes.sync not in ("auto", TORCH) and not isinstance(wishes.sync, Local):
         raise ConfigError(f"parameters are on {device}, where sync={wishes.sync!r} does not go; leave it out")
     return DeviceGroup(group, device)
 

@@ -9,11 +9,12 @@ from gradtide.collective import Group
 from gradtide.collective.groups.device_group import DeviceGroup
 from gradtide.sync.state import share_buffers
 from gradtide.sync.trained import Trained
+from gradtide.sync.ways import EveryStep
 
 __all__ = ["InGroup"]
 
 
-class InGroup:
+class InGroup(EveryStep):
     """The part of a way that is not about gradients."""
 
     is_collective, store, servers_step = True, None, False

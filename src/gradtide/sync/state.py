@@ -13,7 +13,7 @@ from gradtide.collective import Group
 from gradtide.collective.groups.device_group import DeviceGroup
 from gradtide.errors import ConfigError
 from gradtide.sync.job import Job
-from gradtide.sync.pieces import copied
+from gradtide.sync.shared.pieces import copied
 from gradtide.sync.trained import Trained
 
 __all__ = [

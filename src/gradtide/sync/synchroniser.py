@@ -96,6 +96,7 @@ class Synchroniser:
             self._given_half.add(index)
 
     def _on_end(self, added: bool) -> None:
+        self.way.saw()
         if self._synchronising:
             self._end_backward(added)
         one_weight = not self.way.is_collective and self._hooks.accumulating  # so it is over servers, a step
@@ -127,7 +128,7 @@ class Synchroniser:
             self._failed = error  # the step was never taken: it is the step that begins again
         self._rounds += 1
         self._forget_given()
-        self._hooks.synchronised(1.0 / self._job.size)
+        self._hooks.synchronised(self.way.measure(1.0 / self._job.size))
         if self._trial is not None:
             self._trial.synchronised()
 
@@ -155,8 +156,8 @@ class Synchroniser:
         if self._joining and self.way.is_collective:
             if self._job.shares:
                 raise ConfigError("gradtide.shard gives all workers as many batches; leave model.join() out around it")
-            return self._weight_joining()
-        return self._job.weight if self._weighed is None else self._weighed
+            return self.way.measure(self._weight_joining())
+        return self.way.measure(self._job.weight) if self._weighed is None else self._weighed
 
     # --- a step ---
 
@@ -165,6 +166,7 @@ class Synchroniser:
         finished = False
         try:
             self._take_step(self._trained.optimizers if optimizers is None else optimizers)
+            self.way.stepped()
             finished = True
             self._end_step()
             if self._is_called():
@@ -191,7 +193,7 @@ class Synchroniser:
             self.way.step(weights)
             self._rounds += 1
             self._forget_given()
-            self._hooks.synchronised(1.0 / self._job.size)
+            self._hooks.synchronised(self.way.measure(1.0 / self._job.size))
             self.way.share_buffers(self._first_going())
             # What a learning-rate scheduler looks at before it warns that the optimizer has not stepped yet.
             self._trained.optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -232,6 +234,7 @@ class Synchroniser:
         def after(optimizer: Any, arguments: Any, options: Any) -> None:
             self._stepped[id(optimizer)] = self._rounds
             if not self._stepping:
+                self.way.stepped()
                 self._end_step()
 
         before.of_gradtide = after.of_gradtide = True  # type: ignore[attr-defined]

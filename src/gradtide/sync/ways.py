@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gradtide.store import Store
 
-__all__ = ["Way"]
+__all__ = ["EveryStep", "Way"]
 
 
 class Way(Protocol):
@@ -17,6 +17,9 @@ class Way(Protocol):
     reason: str  # why it is this one, in a sentence
 
     # --- a gradient's way ---
+
+    def measure(self, weight: float) -> float:
+        """What the gradient of a part counts here that is this share of the batch."""
 
     def ready(self, index: int, weight: float) -> None:
         """The gradient of a parameter is whole; backward goes on. `weight` is what this rank's gradient counts."""
@@ -29,8 +32,14 @@ class Way(Protocol):
         """Where ranks step: afterwards every .grad is the one of all ranks. `late`: not in a backward, but at the step
         of a rank whose backward reached no parameter."""
 
+    def saw(self) -> None:
+        """A backward of this rank's part of a batch has ended."""
+
     def check_step(self) -> None:
         """Where ranks step: right before an optimizer does."""
+
+    def stepped(self) -> None:
+        """A step is over, whoever took it."""
 
     def step(self, weights: Sequence[float]) -> None:
         """Where ranks don't step by themselves: updates the parameters on every rank, and clears the gradients.
@@ -50,6 +59,10 @@ class Way(Protocol):
 
     def add_up(self, numbers: Tensor) -> Tensor:
         """The sum over all ranks of a group, in place. Over servers, where nobody waits just to know, our own."""
+
+    @property
+    def apart(self) -> int:
+        """How many steps each rank has taken by itself since all of them were alike."""
 
     # --- who works together ---
 
@@ -86,3 +99,18 @@ class Way(Protocol):
 
     def begin_again(self) -> None:
         """After RolledBack: forgets what was under way, and takes the values that are there now."""
+
+
+class EveryStep:
+    """The part of a way that synchronises at every step: a gradient counts what its part of the batch does."""
+
+    apart = 0
+
+    def measure(self, weight: float) -> float:
+        return weight
+
+    def saw(self) -> None:
+        pass
+
+    def stepped(self) -> None:
+        pass

@@ -7,5 +7,6 @@ elastic.py           the same for stores that grow and shrink; `python -m gradti
 hardship.py          the same for what happens on several machines; `python -m gradtide.testing.hardship --seed N`
 check_handle.py      what every handle must do, whatever it is a handle of
 check_transport.py   what every way to move bytes must do
+local_oracle.py      local steps in one process, which plays all workers
 hosts.py             two hosts on one machine, joined by a slow wire
 """

@@ -28,7 +28,16 @@ from gradtide.store.rules.reductions import SEMIRINGS, Semiring, reduce_in_order
 from gradtide.store.rules.tensors import dtype_name
 from gradtide.store.wire.messages import Argument, KeySpec, Slot, UpdateRule
 
-__all__ = ["ELEMENTWISE", "TorchArithmetic", "is_elementwise", "is_plain_sum", "plain_argument", "update"]
+__all__ = [
+    "ELEMENTWISE",
+    "TorchArithmetic",
+    "is_elementwise",
+    "is_optimizer",
+    "is_plain_sum",
+    "make_optimizer",
+    "plain_argument",
+    "update",
+]
 
 # Checked one by one: each element's step depends on that element's own gradient and state, and on the step count.
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
@@ -48,6 +57,11 @@ def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it is one of torch's own that may step any part of a tensor by itself. A subclass may do anything."""
     kind = type(optimizer)
     return kind.__name__ in ELEMENTWISE and kind.__module__.startswith("torch.optim")
+
+
+def is_optimizer(rule: UpdateRule) -> bool:
+    """Whether it steps by an optimizer of torch, one that servers can run."""
+    return rule.name in _OPTIMIZERS and _OPTIMIZERS[rule.name] not in _NOT_ELEMENTWISE
 
 
 def plain_argument(name: str, value: Any) -> Argument:
@@ -82,7 +96,7 @@ def update(name: str, *, reduce: Literal["mean", "sum"] = "mean", **arguments: A
 def _check(rule: UpdateRule) -> None:
     """Is there such a rule, with such arguments?"""
     if rule.name in _OPTIMIZERS:
-        _make_optimizer(rule, [torch.zeros(1, requires_grad=True)])
+        make_optimizer(rule, [torch.zeros(1, requires_grad=True)])
         return
     if rule.name not in _RULES:
         near = get_close_matches(rule.name, (*_RULES, *_OPTIMIZERS), n=1)
@@ -102,7 +116,7 @@ def _trim(rule: UpdateRule) -> float:
     return float(trim)
 
 
-def _make_optimizer(rule: UpdateRule, parameters: list[Tensor]) -> torch.optim.Optimizer:
+def make_optimizer(rule: UpdateRule, parameters: Sequence[Tensor]) -> torch.optim.Optimizer:
     """The optimizer of torch itself, fused where it can be."""
     name = _OPTIMIZERS[rule.name]
     if name in _NOT_ELEMENTWISE:
@@ -239,7 +253,7 @@ class _Optimized:
             raise ConfigError(f"{spec.key!r} is {spec.dtype}, and {spec.update.name} needs a float dtype")
         self._rule = spec.update
         self._parameter = torch.nn.Parameter(value.clone())
-        self._optimizer = _make_optimizer(spec.update, [self._parameter])
+        self._optimizer = make_optimizer(spec.update, [self._parameter])
 
     def value(self) -> Tensor:
         return self._parameter.detach()
@@ -261,14 +275,14 @@ class _Optimized:
     def check(self, changes: Mapping[str, Argument]) -> None:
         """By making one: torch knows best what it takes."""
         changed = UpdateRule(self._rule.name, {**self._rule.arguments, **changes}, self._rule.reduce)
-        _make_optimizer(changed, [torch.zeros(1, dtype=self._parameter.dtype, requires_grad=True)])
+        make_optimizer(changed, [torch.zeros(1, dtype=self._parameter.dtype, requires_grad=True)])
 
     def configure(self, changes: Mapping[str, Argument]) -> None:
         self._rule = UpdateRule(self._rule.name, {**self._rule.arguments, **changes}, self._rule.reduce)
         group = self._optimizer.param_groups[0]
         group.update(changes)
         if bool(group.get("fused")) != may_fuse(_OPTIMIZERS[self._rule.name], self._parameter, self._rule.arguments):
-            made = _make_optimizer(self._rule, [self._parameter])  # as a server makes it that restores this block
+            made = make_optimizer(self._rule, [self._parameter])  # as a server makes it that restores this block
             made.state = self._optimizer.state
             self._optimizer = made
 

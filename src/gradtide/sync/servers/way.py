@@ -29,6 +29,7 @@ from gradtide.sync.servers.lodging import Lodging
 from gradtide.sync.servers.options import ToldOptions, why_servers_cannot_step
 from gradtide.sync.servers.settings import Servers
 from gradtide.sync.trained import Trained, has_stepped
+from gradtide.sync.ways import EveryStep
 
 __all__ = ["ServersWay"]
 
@@ -38,7 +39,7 @@ _NEARLY_NOUGHT = 1e-30  # what counts nothing beside anything else, and all wher
 _CALM_STEPS = 3  # with one backward each, before gradients leave while backward goes on
 
 
-class ServersWay:
+class ServersWay(EveryStep):
     """The way of workers whose parameters live on servers."""
 
     is_collective = False  # everybody comes and goes by itself

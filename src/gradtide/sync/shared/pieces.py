@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradtide.sync.flat import Flat, FlatRun
+from gradtide.sync.shared.flat import Flat, FlatRun
 
 __all__ = ["State", "StepPiece", "Stepper", "copied"]
 

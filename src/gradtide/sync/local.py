@@ -1,0 +1,283 @@
+"""Local steps: each worker trains by itself, and every so many steps all of them meet.
+
+What a worker has changed since the last meeting (the base minus its parameters) is averaged over the workers, weighted
+by the samples that each has seen, and an outer optimizer steps the base with it as if it were a gradient. Plain SGD
+with a rate of 1 gives the mean of the workers' parameters. Optimizer state stays each worker's own.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradtide.collective import Group
+from gradtide.collective.groups.device_group import DeviceGroup
+from gradtide.errors import ConfigError
+from gradtide.events import Emit, GradientsSynchronised, Waiting
+from gradtide.store import update
+from gradtide.store.rules.updates import is_optimizer, make_optimizer
+from gradtide.store.wire.messages import UpdateRule
+from gradtide.sync.job import Job
+from gradtide.sync.reduce import Reduce
+from gradtide.sync.state import Options
+from gradtide.sync.trained import Trained
+
+__all__ = ["Local", "LocalSteps", "OuterState"]
+
+_AVERAGING = update("sgd", lr=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """`DataParallel(model, optimizer, Local(50))`: workers step by themselves, and are averaged every 50 steps.
+
+    `outer`, such as `gradtide.update("sgd", lr=0.7, momentum=0.9, nesterov=True)`, is an optimizer that takes what all
+    workers have changed, on average, as its gradient (DiLoCo). The first `after` steps are taken together, as without.
+    """
+
+    every: int
+    outer: UpdateRule | None = None
+    _: KW_ONLY
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("every", self.every, 1), ("after", self.after, 0)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"Local: {name}={value!r} makes no sense; give a number of steps, {least} or more")
+        if self.outer is not None and not (isinstance(self.outer, UpdateRule) and is_optimizer(self.outer)):
+            raise ConfigError(
+                'Local: outer is an optimizer of torch by name, such as gradtide.update("sgd", lr=0.7, momentum=0.9)'
+            )
+        if self.outer is not None and self.outer.reduce != "mean":
+            raise ConfigError("Local: outer takes the mean of what the workers changed; leave reduce= out")
+
+    @property
+    def rule(self) -> UpdateRule:
+        return _AVERAGING if self.outer is None else self.outer
+
+
+@dataclass(slots=True)
+class OuterState:
+    """What the outer optimizer remembers of each parameter, by name, from one way to the next; and how many steps there
+    were."""
+
+    steps: int = 0
+    of: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class LocalSteps:
+    """The way of workers that step by themselves and meet now and then; `dense` is theirs until then."""
+
+    is_collective, store, servers_step, workers_step = True, None, False, True
+
+    def __init__(
+        self,
+        trained: Trained,
+        job: Job,
+        group: Group | DeviceGroup | None,
+        local: Local,
+        known: OuterState,
+        dense: Reduce | None,
+        emit: Emit,
+    ) -> None:
+        self._trained, self._job, self._group, self._local, self._emit = trained, job, group, local, emit
+        self._dense, self._known, self._options = dense, known, Options(trained)
+        self._steps = 0  # since the last meeting
+        self._samples = 0.0  # and what this worker has seen in them
+        self._terms: float | None = None  # what the user said that the next backward's loss is a mean over
+        stepped = zip(trained.names, trained.parameters, trained.group_of(), strict=True)
+        self._stepped = {name: parameter for name, parameter, group in stepped if group >= 0}
+        with torch.no_grad():
+            self._base = {name: nn.Parameter(p.detach().clone()) for name, p in self._stepped.items()}
+        self._outer = make_optimizer(local.rule, list(self._base.values()))
+        for name, base in self._base.items():
+            if name in known.of:
+                self._outer.state[base] = {key: _like(value, base) for key, value in known.of[name].items()}
+        self._room = _Room(list(self._base.values()))
+        self.reason = self._explain()
+
+    def _explain(self) -> str:
+        size = sum(base.nbytes for base in self._base.values())
+        begin = f"after {self._local.after} steps taken together, " if self._local.after else ""
+        how = "averaged" if self._local.outer is None else f"stepped by an outer {self._local.rule.name}"
+        return (
+            f"local steps: {begin}each worker steps by itself, and every {self._local.every} steps they are {how}: "
+            f"{size / self._local.every / 1e6:.3g} MB to be synchronised a step instead of {size / 1e6:.3g}"
+        )
+
+    @property
+    def _together(self) -> bool:
+        """Whether this step is still taken together."""
+        return self._known.steps < self._local.after
+
+    # --- a gradient's way ---
+
+    def measure(self, weight: float) -> float:
+        return weight if self._together else float(weight > 0)
+
+    def ready(self, index: int, weight: float) -> None:
+        if self._together and self._dense is not None:
+            self._dense.ready(index, weight)
+
+    def synchronise(self, weights: Sequence[float], late: bool) -> None:
+        if self._together and self._dense is not None:
+            self._dense.synchronise(weights, late)
+            return
+        for parameter, weight in zip(self._trained.parameters, weights, strict=True):
+            if weight == 0.0:  # of a part that counts nothing: no step is taken with it
+                parameter.grad = None
+        self._emit(GradientsSynchronised(0))
+
+    def saw(self) -> None:
+        share = self._job.share
+        samples = 1.0 if share is None else float(share.samples)
+        self._samples += samples if self._terms is None else self._terms
+        self._terms = None
+
+    def check_step(self) -> None:
+        if self._together and self._dense is not None:
+            self._dense.check_step()
+        else:
+            self._options.stepped()
+
+    def step(self, weights: Sequence[float]) -> None:
+        """The optimizers take it."""
+
+    def stepped(self) -> None:
+        together = self._together
+        self._known.steps += 1
+        if together:
+            self._samples = 0.0
+            if not self._together:
+                self._begin()
+            return
+        self._steps += 1
+        if self._steps >= self._local.every:
+            self._meet()
+
+    def weigh(self, terms: float, otherwise: float) -> float:
+        if self._together and self._dense is not None:
+            return self._dense.weigh(terms, otherwise)
+        self._terms = terms
+        return float(terms > 0)
+
+    # --- where workers meet ---
+
+    def _begin(self) -> None:
+        """From here on each steps by itself."""
+        with torch.no_grad():
+            for name, parameter in self._stepped.items():
+                self._base[name].copy_(parameter)
+
+    def _meet(self) -> None:
+        """Everybody's parameters become the base, stepped by what all have changed."""
+        self._emit(Waiting())
+        if self._group is not None:
+            told = self._options.told()
+            self._group.all_reduce(told, "max")
+            self._options.settle(told, self._group)
+        total = float(self.add_up(torch.tensor([self._samples], dtype=torch.float64)))
+        counts = self._samples if total else 1.0
+        with torch.no_grad():
+            for change, base, own in zip(self._room.views, self._base.values(), self._stepped.values(), strict=True):
+                torch.sub(base, own, out=change)
+            for flat in self._room.flat:
+                self._average(flat, counts, total or float(self._job.size))
+            for change, base in zip(self._room.views, self._base.values(), strict=True):
+                base.grad = change
+            self._outer.step()
+            for base, own in zip(self._base.values(), self._stepped.values(), strict=True):
+                base.grad = None
+                own.copy_(base)
+        self._average_buffers(counts, total or float(self._job.size))
+        self._emit(GradientsSynchronised(sum(flat.nbytes for flat in self._room.flat)))
+        self._steps, self._samples = 0, 0.0
+
+    def _average(self, tensor: Tensor, counts: float, total: float) -> None:
+        if self._group is not None:
+            tensor.mul_(counts)
+            self._group.all_reduce(tensor)
+            tensor.div_(total)
+
+    def _average_buffers(self, counts: float, total: float) -> None:
+        """Running statistics are averaged as parameters are; counters become the largest."""
+        if self._group is None:
+            return
+        for _, buffer in self._trained.buffers:
+            if buffer.is_floating_point() or buffer.is_complex():
+                self._average(buffer, counts, total)
+            elif buffer.dtype == torch.bool:
+                self._group.broadcast(buffer)
+            else:
+                self._group.all_reduce(buffer, "max")
+
+    # --- besides gradients ---
+
+    @contextmanager
+    def edit(self) -> Iterator[None]:
+        """All meet first, so that what is changed is the same on all."""
+        self.finish()
+        yield
+        if self._group is not None:
+            for _, parameter in self._trained.everything:
+                self._group.broadcast(parameter.data)
+        self._begin()
+
+    def share_buffers(self, root: int = 0) -> None:
+        if self._together and self._dense is not None:
+            self._dense.share_buffers(root)
+
+    def add_up(self, numbers: Tensor) -> Tensor:
+        if self._group is not None:
+            self._group.all_reduce(numbers)
+        return numbers
+
+    @property
+    def led(self) -> bool:
+        return self._job.rank == 0
+
+    @property
+    def apart(self) -> int:
+        """How many steps each worker has taken by itself since the last meeting."""
+        return self._steps
+
+    def depart(self) -> None:
+        """Nobody comes or goes in such a job."""
+
+    def finish(self) -> None:
+        """The last window may be a shorter one."""
+        if self._steps:
+            self._meet()
+
+    def begin_again(self) -> None:
+        """There are no servers that could have lost anything."""
+
+    def close(self) -> None:
+        self._known.of = {
+            name: dict(self._outer.state[base]) for name, base in self._base.items() if base in self._outer.state
+        }
+
+
+class _Room:
+    """Where changes are averaged: a flat tensor a dtype, and a view of it for each parameter."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.flat: list[Tensor] = []
+        self.views: list[Tensor] = [parameter.detach() for parameter in parameters]
+        for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+            places = [number for number, parameter in enumerate(parameters) if parameter.dtype == dtype]
+            sizes = [parameters[number].numel() for number in places]
+            flat = parameters[places[0]].detach().new_zeros(sum(sizes))
+            self.flat.append(flat)
+            for number, part in zip(places, flat.split(sizes), strict=True):
+                self.views[number] = part.view(parameters[number].shape)
+
+
+def _like(value: Any, parameter: Tensor) -> Any:
+    """A piece of the outer optimizer's state, for a parameter that may have been converted since."""
+    if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim():
+        return value.to(parameter.dtype).clone()
+    return value.clone() if isinstance(value, Tensor) else value
