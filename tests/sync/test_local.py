@@ -27,7 +27,9 @@ def played(model, optimizer, size, steps, local, batch=29):
             functional.cross_entropy,
             training.batches(torch.float64, steps, batch),
             size,
-            local,
+            local.every,
+            local.rule,
+            local.after,
         )
     finally:
         torch.set_num_threads(threads)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gradtide.even_share import even_share
 from gradtide.store.rules.updates import make_optimizer
-from gradtide.sync.local import Local
+from gradtide.store.wire.messages import UpdateRule
 
 __all__ = ["play_local"]
 
@@ -35,13 +35,15 @@ def play_local(
     loss: Callable[[Tensor, Tensor], Tensor],
     batches: Iterable[tuple[Tensor, Tensor]],
     workers: int,
-    local: Local,
+    every: int,
+    outer: UpdateRule,
+    after: int = 0,
 ) -> nn.Module:
-    """The model that all have after the last batch; who has no sample of a batch takes no step."""
+    """The model that all have after the last batch, when they meet; who has no sample of a batch takes no step."""
     copies = [copy.deepcopy(model) for _ in range(workers)]
     players = [_Player(one, optimizer(one.parameters())) for one in copies]
     base = [nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
-    outer = make_optimizer(local.rule, base)
+    rule = make_optimizer(outer, base)
     apart = 0
     for steps, (x, y) in enumerate(batches, 1):
         parts = [even_share(len(x), rank, workers) for rank in range(workers)]
@@ -49,7 +51,7 @@ def play_local(
             player.optimizer.zero_grad()
             if end > begin:
                 loss(player.model(x[begin:end]), y[begin:end]).backward()
-        if steps <= local.after:
+        if steps <= after:
             _add_up(players, [(end - begin) / len(x) for begin, end in parts])
         else:
             apart += 1
@@ -57,13 +59,13 @@ def play_local(
                 player.samples += end - begin
         for player in players:
             player.optimizer.step()
-        if steps == local.after:
+        if steps == after:
             _take(base, players[0])
-        if apart == local.every:
-            _meet(players, base, outer)
+        if apart == every:
+            _meet(players, base, rule)
             apart = 0
     if apart:
-        _meet(players, base, outer)
+        _meet(players, base, rule)
     return players[0].model
 
 
@@ -85,7 +87,7 @@ def _take(base: list[nn.Parameter], player: _Player) -> None:
 
 
 @torch.no_grad()
-def _meet(players: list[_Player], base: list[nn.Parameter], outer: torch.optim.Optimizer) -> None:
+def _meet(players: list[_Player], base: list[nn.Parameter], rule: torch.optim.Optimizer) -> None:
     total = sum(player.samples for player in players)
     for number, kept in enumerate(base):
         changes = [(kept - player.parameters()[number]) * player.samples for player in players]
@@ -93,7 +95,7 @@ def _meet(players: list[_Player], base: list[nn.Parameter], outer: torch.optim.O
         for change in changes[1:]:
             mean = mean + change
         kept.grad = mean / total if len(players) > 1 else kept - players[0].parameters()[number]
-    outer.step()
+    rule.step()
     for player in players:
         player.samples = 0.0
         for kept, own in zip(base, player.parameters(), strict=True):

@@ -15,7 +15,7 @@ from gradtide.errors import ConfigError
 __all__ = ["ExchangeModel", "busiest_bytes"]
 
 _ONE_EXCHANGE_BYTES = 64 << 10  # up to here all hosts send all they have to all others
-_LIKE = {"reduce": "all_reduce", "gather": "all_gather", "scatter": "all_gather"}  # they move as much
+_UNEVEN = {"gather": "all_gather", "scatter": "broadcast"}  # what they move where hosts have unequally many ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class ExchangeModel:
 def busiest_bytes(operation: str, ranks: Sequence[int], size_bytes: int) -> float:
     """What the host that moves most sends, or receives if that is more. ranks: of each host."""
     hosts, size, share = len(ranks), sum(ranks), size_bytes / sum(ranks)
-    match _LIKE.get(operation, operation):
+    match _UNEVEN.get(operation, operation) if len(set(ranks)) > 1 else operation:
         case "all_reduce" | "broadcast":
             # Of a large tensor each host adds up, or hands on, another share.
             small = size_bytes * (hosts - 1) <= _ONE_EXCHANGE_BYTES
@@ -63,6 +63,10 @@ def busiest_bytes(operation: str, ranks: Sequence[int], size_bytes: int) -> floa
         case "all_gather" | "reduce_scatter":
             # Each host's rows go to all others; or all that others are to have leaves, and comes back for each rank.
             return max(share * max((hosts - 1) * here, size - here) for here in ranks)
+        case "reduce":
+            return float(size_bytes * (hosts - 1))
+        case "gather" | "scatter":
+            return share * (size - ranks[0])
         case "all_to_all":
             return max(share * here * (size - here) for here in ranks)
     raise ConfigError(f"no prediction for {operation!r}; there are all_reduce, broadcast and all_gather, for instance")

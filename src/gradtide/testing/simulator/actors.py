@@ -49,6 +49,7 @@ class World:
     worker_lease_s: float = 0.0  # how long a client may hang while its connection stands; at least a lease
     people: dict[str, "ClientActor"] = field(default_factory=dict)  # who it is now that was first started by this name
     programs: dict[str, Callable[[int], "ClientActor"]] = field(default_factory=dict)  # starts it for the nth time
+    starts: dict[str, int] = field(default_factory=dict)  # the number of its last start
     rates: dict[str, float] = field(default_factory=dict)  # how fast a machine's clock runs
     coming: int = 0  # clients that are about to be started again
 
@@ -83,13 +84,14 @@ class World:
         self.clock.after(0.01, partial(self.coordinator.lost, name, incarnation))
 
     def start_again(self, name: str, time: int, after_s: float) -> None:
-        """As another process under another name, as everybody's is."""
+        """As another process under another name, as everybody's is: for this time at least, if it had none like it."""
         self.coming += 1
+        nth = self.starts[name] = max(time, self.starts.get(name, 0) + 1)
 
         def start() -> None:
             self.coming -= 1
-            actor = self.people[name] = self.programs[name](time)
-            actor.on_refused = lambda: self.start_again(name, time + 1, 0.5)
+            actor = self.people[name] = self.programs[name](nth)
+            actor.on_refused = lambda: self.start_again(name, nth + 1, 0.5)
 
         self.clock.after(after_s, start)
 
