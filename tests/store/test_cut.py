@@ -12,9 +12,21 @@ from gradtide.store.shard.image import restore, revive
 from gradtide.store.shard.refusals import Refusal
 from gradtide.store.shard.rounds import Block
 from gradtide.store.shard.shard import Shard
-from gradtide.store.shard.shard_events import PushPart
+from gradtide.store.shard.shard_events import PushPart, RoundsEmpty
 from gradtide.store.snapshot.copies import Copies
-from gradtide.store.wire.messages import KeySpec, Part, Piece, Push, Pushed, Source, Table, UpdateRule, Version
+from gradtide.store.wire.messages import (
+    Decree,
+    KeySpec,
+    Part,
+    Piece,
+    Propose,
+    Push,
+    Pushed,
+    Source,
+    Table,
+    UpdateRule,
+    Version,
+)
 
 pytestmark = pytest.mark.quick
 
@@ -125,6 +137,26 @@ def test_a_key_that_nobody_pushes_to_is_taken_as_it_is_once_all_have_come_by():
     found += cuts.take(10**9, members)
     assert not cuts.cuts
     assert any(image.created.spec.key == "quiet" for word, _ in found for image in word.blocks)
+
+
+def test_a_cut_of_a_round_that_nobody_is_in_is_over_and_who_comes_begins_after_it():
+    """A worker that was started again took part in a round whose checkpoint had been written without it."""
+    cluster, specs = started(None, 0)
+    push_round(cluster, specs, 1)
+    cluster.settle()
+    shard = next(shard for host in cluster.hosts.values() for shard in host.shards.values() if shard.blocks)
+    cutting = Cutting.begin("c", "v", 3, 1, [shard], 0.0, ARITHMETIC.copy)
+    shard.handle(Decree(1, shard.decree + 1, ()))
+    assert list(cutting.take(10**9, {})) == [], "somebody may come, and be in round 2"
+    assert shard.promise(Propose(1, shard.decree + 1)) == 2
+    shard.handle(RoundsEmpty(3))
+    assert list(cutting.take(10**9, {})) == [], "who was promised round 2 may be in it"
+
+    shard.handle(Decree(1, shard.decree + 2, ()))
+    shard.handle(RoundsEmpty(3))
+    ((word, _),) = cutting.take(10**9, {})
+    assert {block.closed for block in word.blocks} == {3}
+    assert shard.promise(Propose(1, shard.decree + 1)) == 4
 
 
 def async_shard():

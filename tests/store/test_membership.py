@@ -142,6 +142,33 @@ def test_a_proposal_outlives_its_coordinator_so_that_those_who_promised_are_free
     assert decree.number > proposal.number
 
 
+def test_a_coordinator_that_starts_again_decides_nothing_before_its_servers_were_heard_of() -> None:
+    """With an old journal it took a worker in, and stopped when a server told more; what the right one said next had
+    the same number, and that worker never heard of it."""
+    membership = started(2)
+    record = membership.take_unwritten()
+    assert record is not None
+    again = Membership.restore(record, 50.0, lease_s=2.0)
+    comer = Join("worker", "w0", 0, worker=0, token=7)
+    told = again.hear(comer, 50.1)
+    assert set(said(told, Welcome)) == {"w0"}
+    assert said(told, Propose) == {}
+    assert said(again.hear(Beat("s0", 1, 1, 1), 50.2), Propose) == {}
+    assert again.resize(1)[0].text.startswith("the coordinator has just been started")
+    again.hear(Beat("s1", 1, 1, 1), 50.3)
+    assert set(said(again.tick(50.4), Propose)) == {"s0", "s1"}
+
+    silent = Membership.restore(record, 50.0, lease_s=2.0)
+    silent.hear(comer, 50.1)
+    silent.tick(50.2)
+    for quarter in range(10):
+        silent.hear(Beat("s0", 1, 1, 1), 50.3 + quarter / 4)
+        told = silent.tick(50.4 + quarter / 4)
+    assert silent.peers["s1"].alive is False
+    assert silent.decree is None
+    assert silent._rounds.proposal is not None, "nobody waits for a server that is dead"
+
+
 def test_promises_that_are_lost_are_asked_for_again() -> None:
     membership = started()
     number = said(membership.hear(worker(0), 0.0), Propose)["s0"].number

@@ -81,6 +81,7 @@ class Membership:
     absent: Absent = field(default_factory=Absent)
     forget_from_s: float = 0.0  # when clients may next be forgotten: who was there must have been heard of again
     _gone: bool = False  # clients are gone, and the servers have not been told
+    _deferred: bool = False  # somebody came or went before all servers were heard of
     _rounds: RoundMembers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -140,6 +141,8 @@ class Membership:
         """Somebody wants so many servers: too many are let go, the dead and the last first; too few stay."""
         listed = [entry.name for entry in self._servers()]
         least = self.table.replicas + 1 if self.table is not None else 1
+        if self._awaits_servers:
+            return Resized(tuple(listed), (), "the coordinator has just been started; ask again in a moment"), []
         if self.table is None or servers < least:
             text = "the store has not begun; wait for its servers" if not listed else (
                 f"{servers} servers are too few: each of the {least} copies is on a server of its own"
@@ -188,9 +191,22 @@ class Membership:
         for peer in late:
             peer.alive = False
         told = self._update_table() if any(peer.join.role == "server" for peer in late) else []
-        told += self._rounds.update(self.table) if any(peer.join.role == "worker" for peer in late) else []
-        told += self._rounds.ask_again(self.table, now_s, self.lease_s / 4)
-        return told + self._balance(now_s) + self._forget_the_lost(now_s)
+        told += self._update_rounds() if self._deferred or any(peer.join.role == "worker" for peer in late) else []
+        if not self._awaits_servers:
+            told += self._rounds.ask_again(self.table, now_s, self.lease_s / 4) + self._balance(now_s)
+        return told + self._forget_the_lost(now_s)
+
+    @property
+    def _awaits_servers(self) -> bool:
+        """Started again, with servers of the journal that have neither been heard of nor been silent for a lease: one
+        may know more than the journal, so nothing is decided yet. What an old one lets us decide, clients would take
+        for what the right one says next."""
+        servers = (peer for peer in self.peers.values() if peer.join.role == "server")
+        return any(peer.alive and not peer.heard for peer in servers)
+
+    def _update_rounds(self) -> list[Tell]:
+        self._deferred = self._awaits_servers
+        return [] if self._deferred else self._rounds.update(self.table)
 
     def _patience_s(self, peer: Peer) -> float:
         """A server's lease is tied to its loop; a client's life is its connection."""
@@ -242,7 +258,7 @@ class Membership:
         if not again and join.role == "server":
             told += self._update_table()
         if not again and join.role == "worker":
-            told += self._rounds.update(self.table)
+            told += self._update_rounds()
         return given_up + told + self._catch_up(Beat(join.name, join.incarnation))
 
     def _why_not(self, join: Join) -> str:
@@ -340,7 +356,7 @@ class Membership:
         if leave.until:
             return self._rounds.announce_leave(leave)
         peer.alive = False
-        told = self._rounds.update(self.table) if peer.join.role == "worker" else []
+        told = self._update_rounds() if peer.join.role == "worker" else []
         self._forget(leave.name)
         return told
 
@@ -365,6 +381,8 @@ class Membership:
 
         `goers`, by name, are to be let go; None: those who were to be.
         """
+        if self._awaits_servers:
+            return []  # it is looked at again when they are there
         servers = {peer.join.name: peer.join for peer in self.peers.values() if peer.join.role == "server"}
         if self.table is None:
             return self._deal(list(servers.values())) if servers else []

@@ -154,8 +154,11 @@ class Cutting(Generic[V]):
         """Has every member been at this server with a later round than the cut's?
 
         What a client sends to one server arrives in the order in which it was said, request by request; so nothing up
-        to the cut's round is still on its way here.
+        to the cut's round is still on its way here. If there is none, somebody may yet come: rounds that are empty are
+        ended first (Shard), so that who comes begins after them.
         """
+        if not members:
+            return False
         reached: dict[int, int] = {}
         for shard in self.shards:
             for block in shard.blocks.values():

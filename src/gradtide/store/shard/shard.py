@@ -16,7 +16,16 @@ from gradtide.store.shard.filter import Answered, Filter, Verdict
 from gradtide.store.shard.log import Log
 from gradtide.store.shard.refusals import REMEMBERED, TEXTS, Refusal
 from gradtide.store.shard.rounds import Block
-from gradtide.store.shard.shard_events import Answer, ConfigurePart, Forget, InitPart, PullPart, PushPart, ShardEvent
+from gradtide.store.shard.shard_events import (
+    Answer,
+    ConfigurePart,
+    Forget,
+    InitPart,
+    PullPart,
+    PushPart,
+    RoundsEmpty,
+    ShardEvent,
+)
 from gradtide.store.wire.messages import (
     Came,
     Configure,
@@ -95,6 +104,8 @@ class Shard(Generic[V]):
                 return self._take_decree(event)
             case Forget():
                 return self._forget(event)
+            case RoundsEmpty():
+                return self._end_empty(event.round)
 
     def promise(self, proposal: Propose) -> int:
         """A round that is not closed here, and will not be before the proposed decree is known."""
@@ -353,6 +364,18 @@ class Shard(Generic[V]):
         for block in self.blocks.values():
             block.retain(self.members)
         return self._progress([name for name, block in self.blocks.items() if block.spec.delay is not None])
+
+    def _end_empty(self, round_: int) -> list[Answer[V]]:
+        """Nobody is in the rounds up to this one, and nobody was promised one of them: who comes begins after them."""
+        if self.members or (self.ceiling is not None and self.ceiling <= round_):
+            return []
+        ended = []
+        for name, block in self.blocks.items():
+            if block.spec.delay is not None and block.closed < round_ and all(open_ > round_ for open_ in block.open):
+                block.closed = round_
+                self._note(RoundsClosed(*name, round_))
+                ended.append(name)
+        return self._progress(ended)
 
     def _progress(self, touched: list[tuple[str, int]]) -> list[Answer[V]]:
         """Close what can close, then answer who waited for it; a pull may let further rounds close."""

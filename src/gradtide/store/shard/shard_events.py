@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from gradtide.store.wire.messages import Absent, Configure, Decree, Init, Part, Pull, Push, Reply, Version
 
-__all__ = ["Answer", "ConfigurePart", "Forget", "InitPart", "PullPart", "PushPart", "ShardEvent"]
+__all__ = ["Answer", "ConfigurePart", "Forget", "InitPart", "PullPart", "PushPart", "RoundsEmpty", "ShardEvent"]
 
 V = TypeVar("V")
 
@@ -55,7 +55,14 @@ class Forget:
     absent: Absent
 
 
-ShardEvent = InitPart[V] | PushPart[V] | PullPart | ConfigurePart | Decree | Forget
+@dataclass(frozen=True, slots=True)
+class RoundsEmpty:
+    """A checkpoint is to be of this round, and nobody is in it: it ends as it is."""
+
+    round: int
+
+
+ShardEvent = InitPart[V] | PushPart[V] | PullPart | ConfigurePart | Decree | Forget | RoundsEmpty
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,16 @@ from gradtide.store.shard.lease import Lease
 from gradtide.store.shard.refusals import TEXTS
 from gradtide.store.shard.replication import Replication, ReplicationOptions, ToServer
 from gradtide.store.shard.shard import Shard
-from gradtide.store.shard.shard_events import Answer, ConfigurePart, Forget, InitPart, PullPart, PushPart, ShardEvent
+from gradtide.store.shard.shard_events import (
+    Answer,
+    ConfigurePart,
+    Forget,
+    InitPart,
+    PullPart,
+    PushPart,
+    RoundsEmpty,
+    ShardEvent,
+)
 from gradtide.store.wire.messages import (
     Absent,
     Beat,
@@ -159,7 +168,7 @@ class ShardSet(Generic[V]):
 
     def _tell(self, shard: Shard[V], event: ShardEvent[V]) -> list[Answer[V]]:
         """An event for a shard; what it changed goes to the replicas."""
-        if self.absent.floor and not isinstance(event, Decree | Forget):
+        if self.absent.floor and not isinstance(event, Decree | Forget | RoundsEmpty):
             request = event.request
             if self.absent.includes(request.incarnation):
                 refused = Refused(request.sequence, shard.number, "incarnation", TEXTS["incarnation"])
@@ -200,6 +209,10 @@ class ShardSet(Generic[V]):
                 after = message.after[i] if message.after else 0
                 answers += self._tell(self._shard(number), ConfigurePart(message, after))
         return answers
+
+    def end_empty_rounds(self, round_: int) -> list[Answer[V]]:
+        """Nobody is in the rounds, and a checkpoint is to be of this one."""
+        return [answer for shard in self.shards.values() for answer in self._tell(shard, RoundsEmpty(round_))]
 
     # --- coordinator ---
 

@@ -105,6 +105,7 @@ class Cutter(Generic[V]):
         if cutting.epoch != self._shard_set.epoch:
             cutting.fail("the table of servers has changed meanwhile; take it again")
         members = {member.worker: member for member in self._shard_set.decree.members} if self._shard_set.decree else {}
+        ended = self._shard_set.end_empty_rounds(cutting.round) if cutting.cuts and not members else []
         for word, values in cutting.take(AHEAD_BYTES - writing.queued_bytes, members):
             writing.add(word, values)
         if cutting.cuts and now_s - cutting.begun_s > PATIENCE_S + writing.seconds_behind:
@@ -113,7 +114,7 @@ class Cutter(Generic[V]):
             writing.abandon(cutting.failed)
         elif not cutting.cuts:
             writing.finish()
-        return self._answer_those_who_wait()
+        return ended + self._answer_those_who_wait()
 
     def _answer_those_who_wait(self) -> list[Answer[V]]:
         answers = []
