@@ -14,7 +14,9 @@ from torch.nn import functional
 
 import gradtide
 from gradtide.environment import read_environment
-from gradtide.sync import pieces, reduce, servers, shared
+from gradtide.sync import reduce, servers
+from gradtide.sync.shared import pieces
+from gradtide.sync.shared import way as shared
 
 folder, steps, optimizer, share, *deaths = sys.argv[1:]
 around = read_environment()

@@ -235,6 +235,6 @@ def test_the_checker_sees_what_was_put_back_on_purpose(
 
 
 def test_a_worker_that_hung_and_is_never_let_in_again_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_hard_seed(774).violations == ()
+    assert run_hard_seed(780).violations == ()
     believe_a_late_refusal_for_ever(monkeypatch)
-    assert [violation.promise for violation in run_hard_seed(774).violations] == ["progress"]
+    assert [violation.promise for violation in run_hard_seed(780).violations] == ["progress"]

@@ -96,7 +96,7 @@ class LocalSteps:
         for name, base in self._base.items():
             if name in known.of:
                 self._outer.state[base] = {key: _like(value, base) for key, value in known.of[name].items()}
-        self._room = _Room(list(self._base.values()))
+        self._room = _ChangeRoom(list(self._base.values()))
         self.reason = self._explain()
 
     def _explain(self) -> str:
@@ -261,7 +261,7 @@ class LocalSteps:
         }
 
 
-class _Room:
+class _ChangeRoom:
     """Where changes are averaged: a flat tensor a dtype, and a view of it for each parameter."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:

@@ -93,8 +93,11 @@ class Replication(Generic[V]):
         """A new epoch: returns the shards that this server is primary of now; the promoted are among them."""
         self._drop_what_was_lost(table, shards)
         self.same = table.same_processes(self.table)
-        if table.epoch != self.epoch:  # else a coordinator was started again: the past is the same, and so is the fence
+        if table.epoch != self.epoch:
+            # Else a coordinator was started again: the past is the same, and so is the fence. And who was reported to
+            # have caught up may be in sync any moment, so nothing is acknowledged without it.
             self._synced.clear()
+            self.awaited.clear()
         self.table, self.behind = table, False
         names = [server.name for server in table.servers]
         named: dict[tuple[int, ...], frozenset[str]] = {}
@@ -116,7 +119,6 @@ class Replication(Generic[V]):
             elif table.joining and (index in table.backups[number] or index in table.joining[number]):
                 self.primaries[number] = names[owner]
         self._retire(shards)
-        self.awaited.clear()
         self.answered.clear()
         self._ask_for_what_was_missed()
         return kept
