@@ -130,12 +130,16 @@ def check_batch(batch_size: int | None, devices: int, workers: int = 1) -> None:
     raise ConfigError(f"{who} but only {there} in a batch; use a larger batch size or fewer {fewer}")
 
 
-def _job(sync: "str | Servers") -> "Job | None":
+def _job(sync: object) -> "Job | None":
     """The job to train in; None for one process that trains alone."""
     if isinstance(sync, str) and read_environment().launch is None:
         return None
-    from gradtide.sync import current_job
+    from gradtide.sync import Local, current_job
 
+    if isinstance(sync, Local):
+        raise ConfigError(
+            "fit does not take Local yet; write the loop, with gradtide.DataParallel(net, opt, Local(50))"
+        )
     job = current_job()
     return None if isinstance(sync, str) and job.size == 1 else job
 
