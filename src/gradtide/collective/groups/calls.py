@@ -15,7 +15,7 @@ from gradtide.collective.groups.explaining import Now, Timings
 from gradtide.collective.groups.many_hosts import ManyHosts
 from gradtide.collective.groups.ordered_queue import OrderedQueue
 from gradtide.collective.host.one_host import Call, OneHost
-from gradtide.collective.host.prepare import give_back, plain
+from gradtide.collective.host.prepare import give_back, held, plain
 from gradtide.collective.host.signature import Signature
 from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost, PeerTimeout
 from gradtide.handle import Handle
@@ -98,10 +98,10 @@ class Calls:
         """Work that changes a tensor, which is what comes back."""
         if not async_op and self._now(signature, tensor, tensor, timeout_s):
             return tensor
-        prepared = plain(tensor)
+        memory = held(tensor)
 
         def whole(call: Call) -> Tensor:
-            began = time.perf_counter()
+            began, prepared = time.perf_counter(), plain(memory)
             work(call, prepared)
             self.note(signature, prepared.nbytes, began)
             return give_back(prepared, tensor)
@@ -120,10 +120,10 @@ class Calls:
         """Work that fills `out` from a tensor."""
         if not async_op and self._now(signature, tensor, out, timeout_s):
             return out
-        source, target = plain(tensor), plain(out)
+        given, taking = held(tensor), held(out)
 
         def whole(call: Call) -> Tensor:
-            began = time.perf_counter()
+            began, source, target = time.perf_counter(), plain(given), plain(taking)
             work(call, source, target)
             self.note(signature, max(source.nbytes, target.nbytes), began)
             return give_back(target, out)

@@ -19,7 +19,7 @@ from gradtide.collective.groups.many_hosts import ManyHosts
 from gradtide.collective.groups.messages import Messages
 from gradtide.collective.groups.probing import measure_exchange, measure_links
 from gradtide.collective.host.one_host import Call, OneHost
-from gradtide.collective.host.prepare import check_split, output, plain
+from gradtide.collective.host.prepare import check_split, held, output, plain
 from gradtide.collective.host.reductions import Reduction, reduction
 from gradtide.collective.host.signature import Signature, sign
 from gradtide.environment import read_environment
@@ -231,9 +231,10 @@ class Group:
         self._check_rank(root)
         signature = sign(f"gather(to {root})", tensor.dtype, tuple(tensor.shape))
         if self.rank != root:
-            source = plain(tensor)
-            gather = partial(self._backend.gather, tensor=source, out=None, root=root)
-            return self._calls.run(signature, gather, async_op, timeout_s)
+            memory, backend = held(tensor), self._backend
+            return self._calls.run(
+                signature, lambda c: backend.gather(c, plain(memory), None, root), async_op, timeout_s
+            )
         out = output(tensor, (self.size, *tensor.shape), out)
         return self._calls.into(signature, tensor, out, partial(self._backend.gather, root=root), async_op, timeout_s)
 
@@ -255,10 +256,12 @@ class Group:
         if source is not None:
             output(source, (self.size, *out.shape), source)
         signature = sign(f"scatter(from {root})", out.dtype, tuple(out.shape))
-        rows = None if source is None else plain(source)
-        return self._calls.in_place(
-            signature, out, lambda c, o: self._backend.scatter(c, rows, o, root), async_op, timeout_s
-        )
+        memory = None if source is None else held(source)
+
+        def work(call: Call, row: Tensor) -> None:
+            self._backend.scatter(call, None if memory is None else plain(memory), row, root)
+
+        return self._calls.in_place(signature, out, work, async_op, timeout_s)
 
     def reduce_scatter(
         self,

@@ -4,16 +4,27 @@ import torch
 
 from gradtide.errors import ConfigError, Mismatch
 
-__all__ = ["as_bytes", "check_split", "give_back", "output", "plain"]
+__all__ = ["as_bytes", "check_split", "give_back", "held", "output", "plain"]
 
 Tensor = torch.Tensor
 
 
 def plain(tensor: Tensor) -> Tensor:
     """The tensor itself if it is contiguous memory of the CPU, or else a copy that is."""
+    _check_layout(tensor)
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+def held(tensor: Tensor) -> Tensor:
+    """The tensor's memory as it is now, whatever becomes of the tensor, for plain() when its turn comes: an operation
+    asked for before this one may still change what is in it. Of another device: a copy."""
+    _check_layout(tensor)
+    return tensor.detach() if tensor.is_cpu else plain(tensor)
+
+
+def _check_layout(tensor: Tensor) -> None:
     if tensor.layout != torch.strided:
         raise ConfigError(f"a tensor of layout {tensor.layout} can't be communicated; make it dense first")
-    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
