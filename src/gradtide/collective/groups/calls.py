@@ -15,7 +15,7 @@ from gradtide.collective.groups.explaining import Now, Timings
 from gradtide.collective.groups.many_hosts import ManyHosts
 from gradtide.collective.groups.ordered_queue import OrderedQueue
 from gradtide.collective.host.one_host import Call, OneHost
-from gradtide.collective.host.prepare import give_back, held, plain
+from gradtide.collective.host.prepare import give_back, held, overlap, plain
 from gradtide.collective.host.signature import Signature
 from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost, PeerTimeout
 from gradtide.handle import Handle
@@ -96,7 +96,7 @@ class Calls:
         timeout_s: float | None,
     ) -> Any:
         """Work that changes a tensor, which is what comes back."""
-        if not async_op and self._now(signature, tensor, tensor, timeout_s):
+        if not async_op and self._now(signature, tensor, None, timeout_s):
             return tensor
         memory = held(tensor)
 
@@ -130,15 +130,18 @@ class Calls:
 
         return self.run(signature, whole, async_op, timeout_s)
 
-    def _now(self, signature: Signature, tensor: Tensor, out: Tensor, timeout_s: float | None) -> bool:
+    def _now(self, signature: Signature, tensor: Tensor, into: Tensor | None, timeout_s: float | None) -> bool:
         """Runs it the shortest way, if there is one: between hosts, and as an operation of its kind went before. Not
-        what may look contiguous and yet be changed when it is read: a conjugate, or a single number of one."""
-        backend = self._backend
+        what may look contiguous and yet be changed when it is read: a conjugate, or a single number of one. Nor what
+        its result lies over. into: None if that is the tensor itself."""
+        backend, out = self._backend, tensor if into is None else into
         if isinstance(backend, OneHost) or self._broken or (plan := backend.planned(signature)) is None:
             return False
         if not (tensor.is_cpu and tensor.is_contiguous() and out.is_cpu and out.is_contiguous()):
             return False
-        if tensor.numel() < 2 or tensor.is_complex() or not self.lane.enter():
+        if tensor.numel() < 2 or tensor.is_complex() or (into is not None and overlap(tensor, out)):
+            return False
+        if not self.lane.enter():
             return False
         began = time.perf_counter()
         try:

@@ -14,6 +14,7 @@ import torch
 from gradtide.collective.host.announcement import Announcement
 from gradtide.collective.host.extents import Adding, Base, Extent, in_turn
 from gradtide.collective.host.one_host import Call, OneHost
+from gradtide.collective.host.prepare import overlap
 from gradtide.collective.host.rank_watch import RankWatch
 from gradtide.collective.host.reductions import Reduction, reduction
 from gradtide.collective.host.signature import Signature, sign
@@ -205,7 +206,7 @@ class ManyHosts:
 
     def all_gather(self, call: Call, tensor: Tensor, out: Tensor) -> None:
         """out's rows are in rank order, wherever the ranks are; they travel in the order of the hosts."""
-        rows = out if self._in_order else torch.empty_like(out)
+        rows, tensor = out if self._in_order else torch.empty_like(out), self._apart(tensor, out, row=True)
         self._run(call, lambda: row_stages.all_gather(self._place, tensor.nbytes), tensor, rows, self._scattered)
         self._by_rank(rows, out)
 
@@ -214,11 +215,13 @@ class ManyHosts:
             out = tensor.new_empty((self.size, *tensor.shape)) if out is None else out
             return self.all_gather(call, tensor, out)
         rows, home = out if out is None or self._in_order else torch.empty_like(out), self._places[root]
+        tensor = tensor if out is None else self._apart(tensor, out, row=True)
         self._run(call, lambda: row_stages.gather(self._place, tensor.nbytes, home), tensor, rows, self._scattered)
         return None if out is None or rows is None else self._by_rank(rows, out)
 
     def scatter(self, call: Call, source: Tensor | None, out: Tensor, root: int) -> None:
         if self._place.even:
+            source = None if source is None else self._apart(source, out, row=True)
             rows, home = out if source is None else self._by_host(source), self._places[root]
             return self._run(call, lambda: row_stages.scatter(self._place, out.nbytes, home), rows, out, "scatter")
         rows = out.new_empty((self.size, *out.shape)) if source is None else source
@@ -230,7 +233,7 @@ class ManyHosts:
         if how.blocks is None:
             with self._checked(call):
                 return self._reduce_scatter_by_torch(call, tensor, out, how)
-        rows, (inside, between) = self._by_host(tensor), self._adding(how)
+        rows, (inside, between) = self._by_host(self._apart(tensor, out, row=True)), self._adding(how)
 
         def build() -> Stages:
             return row_stages.reduce_scatter(self._place, out.nbytes, inside, between)
@@ -238,7 +241,7 @@ class ManyHosts:
         return self._run(call, build, rows, out, self._scattered)
 
     def all_to_all(self, call: Call, tensor: Tensor, out: Tensor) -> None:
-        row_bytes = tensor.nbytes // self.size
+        row_bytes, tensor = tensor.nbytes // self.size, self._apart(tensor, out)
         sizes, several = [row_bytes] * self.size, self._place.here > 1
         if several and self._place.even and self._in_order and tensor.nbytes <= _SMALL_BYTES:
             return self._run(call, lambda: row_stages.small_all_to_all(self._place, row_bytes), tensor, out)
@@ -249,11 +252,21 @@ class ManyHosts:
         leaving, arriving = sizes[self.rank], [row[self.rank] for row in sizes]
         widest = max(sizes[one][other] for one in self._here for other in self._here)
         key = *leaving, *arriving, widest
+        tensor = self._apart(tensor, out)
         self._run(call, lambda: self._all_to_all(leaving, arriving, widest), tensor, out, key)
 
     def _all_to_all(self, leaving: Sequence[int], arriving: Sequence[int], widest: int) -> Stages:
         there, back = in_turn(Base.TENSOR, leaving), in_turn(Base.OUT, arriving)
         return row_stages.all_to_all(self._place, there, back, self._here, widest)
+
+    def _apart(self, source: Tensor, out: Tensor, *, row: bool = False) -> Tensor:
+        """What is given, or a copy if results would be written over it before it has left. row: this rank's own row may
+        lie where it belongs."""
+        if not overlap(source, out):
+            return source
+        small, large = sorted((source, out), key=lambda tensor: tensor.nbytes)
+        in_place = small.data_ptr() == large.data_ptr() + self.rank * small.nbytes
+        return source if row and in_place else source.clone()
 
     def _by_host(self, rows: Tensor) -> Tensor:
         """Rows of all ranks, in the order of the hosts."""

@@ -4,7 +4,7 @@ import torch
 
 from gradtide.errors import ConfigError, Mismatch
 
-__all__ = ["as_bytes", "check_split", "give_back", "held", "output", "plain"]
+__all__ = ["as_bytes", "check_split", "give_back", "held", "output", "overlap", "plain"]
 
 Tensor = torch.Tensor
 
@@ -20,6 +20,12 @@ def held(tensor: Tensor) -> Tensor:
     asked for before this one may still change what is in it. Of another device: a copy."""
     _check_layout(tensor)
     return tensor.detach() if tensor.is_cpu else plain(tensor)
+
+
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two contiguous tensors have memory in common."""
+    begin, others = one.data_ptr(), other.data_ptr()
+    return begin < others + other.nbytes and others < begin + one.nbytes
 
 
 def _check_layout(tensor: Tensor) -> None:
