@@ -208,11 +208,20 @@ class LocalSteps:
             return
         for _, buffer in self._trained.buffers:
             if buffer.is_floating_point() or buffer.is_complex():
-                self._average(buffer, counts, total)
+                self._average_one(buffer, counts / total)
             elif buffer.dtype == torch.bool:
                 self._group.broadcast(buffer)
             else:
                 self._group.all_reduce(buffer, "max")
+
+    def _average_one(self, buffer: Tensor, share: float) -> None:
+        """In double precision and by shares, so that masks (-inf, or the least number of their type) stay what they
+        are: no product is larger than its number, and who has seen nothing gives nothing, not 0 times infinity."""
+        assert self._group is not None
+        wide = torch.promote_types(buffer.dtype, torch.float64)
+        mean = buffer.to(wide).mul_(share) if share else torch.zeros_like(buffer, dtype=wide)
+        self._group.all_reduce(mean)
+        buffer.copy_(mean)
 
     # --- besides gradients ---
 
