@@ -60,3 +60,12 @@ def test_masks_and_constants_stay_what_they_are_where_workers_meet(workers):
             assert torch.equal(buffers["least"], torch.full((3,), LEAST))
             assert torch.equal(buffers["hidden"], torch.full((3,), -torch.inf))
             assert torch.equal(buffers["constant"], torch.tensor([0.1, 1 / 3]))
+
+
+def test_each_worker_keeps_its_optimizer_state_when_a_layer_is_frozen(workers):
+    found = workers.run(train, 2, training.new_name(), 7, Local(3, NESTEROV), (4,), (7,))
+    (one, _), (other, _) = (seen[0] for _, seen, _ in found)
+    assert not torch.equal(one, other)
+    for _, seen, outer in found:
+        assert all(torch.equal(before, after) for before, after in seen)
+        assert set(outer) == {"first.weight", "first.bias", "last.weight", "last.bias"}

@@ -58,7 +58,8 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
     for _, parameter in trained.everything:
         spread.broadcast(parameter.data)
     share_buffers(trained, spread)
-    share_state(trained, job, job.group, spread)
+    if not (isinstance(wishes.sync, Local) and wishes.outer.steps):  # then it is each worker's own
+        share_state(trained, job, job.group, spread)
     if isinstance(wishes.sync, Local):
         dense = Reduce(trained, spread, None, "", emit, overlap=wishes.overlap) if wishes.sync.after else None
         return LocalSteps(trained, job, spread, wishes.sync, wishes.outer, dense, emit)

@@ -265,7 +265,7 @@ class LocalSteps:
         """There are no servers that could have lost anything."""
 
     def close(self) -> None:
-        self._known.of = {
+        self._known.of |= {  # also of those that are frozen just now
             name: dict(self._outer.state[base]) for name, base in self._base.items() if base in self._outer.state
         }
 
