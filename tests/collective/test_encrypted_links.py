@@ -6,17 +6,18 @@ import signal
 import socket
 import threading
 import time
-from contextlib import ExitStack, redirect_stderr
+from contextlib import redirect_stderr
 
 import pytest
 import torch
 from cases import same
+from namespaces import namespaces
 from ranks import Failed, Ranks, move
 
 from clock import at_most
 from gradtide.collective.groups.group import Group
 from gradtide.errors import CommunicationError, ConfigError
-from gradtide.testing.hosts import INTERFACES, several_hosts
+from gradtide.testing.hosts import INTERFACES
 from gradtide.transport.keys import make_secret_file
 
 PATTERN = 1.2345678
@@ -25,12 +26,8 @@ _kept = {}
 
 @pytest.fixture(scope="module")
 def two_namespaces():
-    with ExitStack() as stack:
-        try:
-            inside = stack.enter_context(several_hosts(2, ""))
-        except ConfigError as error:
-            pytest.skip(str(error))
-        yield [command[-1] for command in inside]
+    with namespaces(2) as hosts:
+        yield hosts
 
 
 @pytest.fixture

@@ -3,30 +3,26 @@
 import gc
 import os
 import threading
-from contextlib import ExitStack
 
 import pytest
 import torch
+from namespaces import namespaces
 from ranks import Ranks, move
 
 from gradtide.collective.groups.group import Group
-from gradtide.errors import ConfigError
-from gradtide.testing.hosts import several_hosts
 
 SIZE = 2
 
 
 @pytest.fixture
 def apart():
-    with ExitStack() as stack:
-        try:
-            inside = stack.enter_context(several_hosts(SIZE, ""))
-        except ConfigError as error:
-            pytest.skip(str(error))
+    with namespaces(SIZE) as hosts:
         started = Ranks(SIZE)
-        stack.callback(started.close)
-        started.run(move, SIZE, [command[-1] for command in inside])
-        yield started
+        started.run(move, SIZE, hosts)
+        try:
+            yield started
+        finally:
+            started.close()
 
 
 def held():

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from contextlib import ExitStack
 
 import cases
 import pytest
@@ -12,16 +11,16 @@ import torch
 from cases import DTYPES, group_of, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from namespaces import namespaces
 from ranks import Ranks, move
 
 from clock import at_most
 from gradtide.collective.executors.choose import nominal_topology
 from gradtide.collective.executors.execute import execute_in_process
 from gradtide.collective.groups.group import Group
-from gradtide.errors import CommunicationError, ConfigError, Mismatch
+from gradtide.errors import CommunicationError, Mismatch
 from gradtide.schedule.request import STRATEGIES, NotApplicable, Request
 from gradtide.schedule.serialize import schedule_from_json, schedule_to_json
-from gradtide.testing.hosts import several_hosts
 
 WHERE = [0, 0, 1, 2]
 SIZE = len(WHERE)
@@ -37,12 +36,8 @@ def join(rank, size, port):
 
 @pytest.fixture(scope="module")
 def three_hosts():
-    with ExitStack() as stack:
-        try:
-            inside = stack.enter_context(several_hosts(3, ""))
-        except ConfigError as error:
-            pytest.skip(str(error))
-        yield [inside[host][-1] for host in WHERE]
+    with namespaces(3) as hosts:
+        yield [hosts[host] for host in WHERE]
 
 
 def _started(hosts, port):

@@ -1,6 +1,5 @@
 """Links between hosts: whatever the hosts, the operation, the type and the size, the bits are those of one host."""
 
-from contextlib import ExitStack
 from functools import reduce
 from itertools import pairwise
 
@@ -10,6 +9,7 @@ import torch
 from cases import DTYPES, FLOATS, Case, check, group_of, reductions_of, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from namespaces import namespaces
 from ranks import Ranks, move
 
 from gradtide.collective.groups.group import Group
@@ -18,8 +18,7 @@ from gradtide.collective.links import row_stages, stages
 from gradtide.collective.links.operations import all_reduce, broadcast
 from gradtide.collective.links.parts import Exchange
 from gradtide.collective.links.place import RankPlace
-from gradtide.errors import ConfigError, Mismatch
-from gradtide.testing.hosts import several_hosts
+from gradtide.errors import Mismatch
 
 OPERATIONS = ("all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all")
 SHAPES = st.one_of(
@@ -44,12 +43,8 @@ def leave(rank, size):
 
 @pytest.fixture(scope="module")
 def three_hosts():
-    with ExitStack() as stack:
-        try:
-            inside = stack.enter_context(several_hosts(3, ""))
-        except ConfigError as error:
-            pytest.skip(str(error))
-        yield [command[-1] for command in inside]
+    with namespaces(3) as hosts:
+        yield hosts
 
 
 @pytest.fixture(scope="module", params=PLACES)

@@ -4,16 +4,15 @@ import os
 import signal
 import threading
 import time
-from contextlib import ExitStack
 
 import pytest
 import torch
+from namespaces import namespaces
 from ranks import Failed, Ranks, move
 
 from clock import at_most
 from gradtide.collective.groups.group import Group
-from gradtide.errors import CommunicationError, ConfigError, PeerLost
-from gradtide.testing.hosts import several_hosts
+from gradtide.errors import CommunicationError, PeerLost
 
 _kept = {}
 SIZE = 3
@@ -21,12 +20,8 @@ SIZE = 3
 
 @pytest.fixture(scope="module")
 def three_hosts():
-    with ExitStack() as stack:
-        try:
-            inside = stack.enter_context(several_hosts(SIZE, ""))
-        except ConfigError as error:
-            pytest.skip(str(error))
-        yield [command[-1] for command in inside]
+    with namespaces(SIZE) as hosts:
+        yield hosts
 
 
 @pytest.fixture

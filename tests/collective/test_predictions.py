@@ -2,31 +2,27 @@
 
 import re
 import time
-from contextlib import ExitStack
 
 import pytest
 import torch
+from namespaces import namespaces
 from ranks import Ranks, move
 
 import gradtide
 from gradtide.collective.groups.group import Group
-from gradtide.errors import ConfigError
 from gradtide.sync import Job
-from gradtide.testing.hosts import several_hosts
 
 
 @pytest.fixture(scope="module", params=["1000mbit", "100mbit"])
 def limited(request):
     """Two ranks on two hosts, joined by a wire of that rate."""
-    with ExitStack() as stack:
-        try:
-            inside = stack.enter_context(several_hosts(2, request.param))
-        except ConfigError as error:
-            pytest.skip(str(error))
+    with namespaces(2, request.param) as hosts:
         started = Ranks(2)
-        stack.callback(started.close)
-        started.run(move, 2, [command[-1] for command in inside])
-        yield started
+        started.run(move, 2, hosts)
+        try:
+            yield started
+        finally:
+            started.close()
 
 
 def explained(rank, size):
