@@ -9,7 +9,7 @@ state.py          what is alike on all ranks besides parameters: the model's out
 in_group.py       what the ways of ranks in a group have in common
 choose.py         which way a model goes, and why
 alone.py          one worker: nothing to synchronise
-local.py          each rank steps by itself, and all meet now and then
+local/            each rank steps by itself, and all meet now and then
 shared/           one host: parameters in shared memory, each rank reduces and updates its share
 buckets.py        buckets of gradients that leave while backward goes on
 reduce.py         collectives: all-reduce the buckets, then every rank takes the same step

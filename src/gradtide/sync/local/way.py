@@ -1,71 +1,23 @@
-"""Local steps: each worker trains by itself, and every so many steps all of them meet.
-
-What a worker has changed since the last meeting (the base minus its parameters) is averaged over the workers, weighted
-by the samples that each has seen, and an outer optimizer steps the base with it as if it were a gradient. Plain SGD
-with a rate of 1 gives the mean of the workers' parameters. Optimizer state stays each worker's own.
-"""
+"""The way of workers that step by themselves and meet over collectives."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gradtide.collective import Group
 from gradtide.collective.groups.device_group import DeviceGroup
-from gradtide.errors import ConfigError
 from gradtide.events import Emit, GradientsSynchronised, Waiting
-from gradtide.store import update
-from gradtide.store.rules.updates import is_optimizer, make_optimizer
-from gradtide.store.wire.messages import UpdateRule
+from gradtide.store.rules.updates import make_optimizer
 from gradtide.sync.job import Job
+from gradtide.sync.local.outer import ChangeRoom, OuterState, state_like
+from gradtide.sync.local.settings import Local
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.state import Options
 from gradtide.sync.trained import Trained
 
-__all__ = ["Local", "LocalSteps", "OuterState"]
-
-_AVERAGING = update("sgd", lr=1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Local:
-    """`DataParallel(model, optimizer, Local(50))`: workers step by themselves, and are averaged every 50 steps.
-
-    `outer`, such as `gradtide.update("sgd", lr=0.7, momentum=0.9, nesterov=True)`, is an optimizer that takes what all
-    workers have changed, on average, as its gradient (DiLoCo). The first `after` steps are taken together, as without.
-    """
-
-    every: int
-    outer: UpdateRule | None = None
-    _: KW_ONLY
-    after: int = 0
-
-    def __post_init__(self) -> None:
-        for name, value, least in (("every", self.every, 1), ("after", self.after, 0)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"Local: {name}={value!r} makes no sense; give a number of steps, {least} or more")
-        if self.outer is not None and not (isinstance(self.outer, UpdateRule) and is_optimizer(self.outer)):
-            raise ConfigError(
-                'Local: outer is an optimizer of torch by name, such as gradtide.update("sgd", lr=0.7, momentum=0.9)'
-            )
-        if self.outer is not None and self.outer.reduce != "mean":
-            raise ConfigError("Local: outer takes the mean of what the workers changed; leave reduce= out")
-
-    @property
-    def rule(self) -> UpdateRule:
-        return _AVERAGING if self.outer is None else self.outer
-
-
-@dataclass(slots=True)
-class OuterState:
-    """What the outer optimizer remembers of each parameter, by name, from one way to the next; and how many steps there
-    were."""
-
-    steps: int = 0
-    of: dict[str, dict[str, Any]] = field(default_factory=dict)
+__all__ = ["LocalSteps"]
 
 
 class LocalSteps:
@@ -95,8 +47,8 @@ class LocalSteps:
         self._outer = make_optimizer(local.rule, list(self._base.values()))
         for name, base in self._base.items():
             if name in known.of:
-                self._outer.state[base] = {key: _like(value, base) for key, value in known.of[name].items()}
-        self._room = _ChangeRoom(list(self._base.values()))
+                self._outer.state[base] = {key: state_like(value, base) for key, value in known.of[name].items()}
+        self._room = ChangeRoom(list(self._base.values()))
         self.reason = self._explain()
 
     def _explain(self) -> str:
@@ -268,25 +220,3 @@ class LocalSteps:
         self._known.of |= {  # also of those that are frozen just now
             name: dict(self._outer.state[base]) for name, base in self._base.items() if base in self._outer.state
         }
-
-
-class _ChangeRoom:
-    """Where changes are averaged: a flat tensor a dtype, and a view of it for each parameter."""
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.flat: list[Tensor] = []
-        self.views: list[Tensor] = [parameter.detach() for parameter in parameters]
-        for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
-            places = [number for number, parameter in enumerate(parameters) if parameter.dtype == dtype]
-            sizes = [parameters[number].numel() for number in places]
-            flat = parameters[places[0]].detach().new_zeros(sum(sizes))
-            self.flat.append(flat)
-            for number, part in zip(places, flat.split(sizes), strict=True):
-                self.views[number] = part.view(parameters[number].shape)
-
-
-def _like(value: Any, parameter: Tensor) -> Any:
-    """A piece of the outer optimizer's state, for a parameter that may have been converted since."""
-    if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim():
-        return value.to(parameter.dtype).clone()
-    return value.clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,16 @@
+"""Local steps: each worker trains by itself, and every so many steps all of them meet.
+
+What a worker has changed since the last meeting (the base minus its parameters) is averaged over the workers, weighted
+by the samples that each has seen, and an outer optimizer steps the base with it as if it were a gradient. Plain SGD
+with a rate of 1 gives the mean of the workers' parameters. Optimizer state stays each worker's own.
+
+settings.py  what a user says: Local(50, outer)
+outer.py     the outer optimizer's memory, and the room in which changes are averaged
+way.py       the way of workers that meet over collectives
+"""
+
+from gradtide.sync.local.outer import OuterState
+from gradtide.sync.local.settings import Local
+from gradtide.sync.local.way import LocalSteps
+
+__all__ = ["Local", "LocalSteps", "OuterState"]
