@@ -55,7 +55,7 @@ def check_transport(connect: Connect) -> None:
     """Everything below, in turn."""
     checks = (
         _order_and_content, _bodies_in_parts, _two_threads, _woken, _credit, _timeout, _closed_here, _closed_there,
-        _cut_in_two,
+        _parted, _parted_from_one_that_hangs, _cut_in_two,
     )  # fmt: skip
     for check in checks:
         sender, receiver = connect(0 if check is _credit else UNLIMITED)
@@ -174,6 +174,29 @@ def _closed_there(sender: Connection, receiver: Connection) -> None:
     assert len(inbox.messages) == 1
     error = _expect(PeerLost, lambda: _receive_until_lost(receiver))
     assert receiver.peer in error
+
+
+def _parted(sender: Connection, receiver: Connection) -> None:
+    """Who parts is back only when the other side has read everything, or when its time is over."""
+    inbox, body = Mailbox(receiver), bytes(3_000_000)
+    sender.send(b"0 one")
+    sender.send(b"%d two" % len(body), [memoryview(body)], len(body))
+    parting = threading.Thread(target=sender.part, args=(_LONG_S,))
+    parting.start()
+    _expect(PeerLost, lambda: _receive_until_lost(receiver))
+    assert len(inbox.messages) == 2
+    parting.join(0.05)
+    assert parting.is_alive(), "it parted before the other side had closed"
+    receiver.close()
+    parting.join(_LONG_S)
+    assert not parting.is_alive()
+    assert sender.closed
+
+
+def _parted_from_one_that_hangs(sender: Connection, receiver: Connection) -> None:
+    sender.send(b"0 never read")
+    sender.part(0.01)
+    assert sender.closed
 
 
 def _cut_in_two(sender: Connection, receiver: Connection) -> None:

@@ -6,16 +6,18 @@ credit, so neither side can be made to hold more than it offered to.
 """
 
 import fcntl
+import os
 import select
 import socket
 import sys
 import termios
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
-from gradtide.errors import AuthenticationError, Closed, PeerLost, PeerTimeout
+from gradtide.errors import AuthenticationError, Closed, CommunicationError, PeerLost, PeerTimeout
 from gradtide.transport.frames import (
     FRAME_BODY_BYTES,
     FRAME_META_BYTES,
@@ -304,6 +306,17 @@ class Connection:
         """Ends the conversation both ways but keeps the descriptor: whoever receives sees the end and can close it."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+
+    def part(self, timeout_s: float) -> None:
+        """Closes, once the other side has read all that was sent and closed its end; after this time in any case."""
+        deadline_s = time.monotonic() + timeout_s
+        with suppress(OSError, CommunicationError):  # then there is nobody who could read it
+            while not self.flush():
+                self.wait(deadline_s - time.monotonic(), "the last words to it")
+            self._sock.shutdown(socket.SHUT_WR)
+            while self._poll.poll(max(0.0, deadline_s - time.monotonic()) * 1000) and os.read(self.fileno(), 1 << 16):
+                pass
+        self.close()
 
     def close(self) -> None:
         """Ours to say: whoever uses the connection afterwards gets Closed, the other side sees PeerLost."""

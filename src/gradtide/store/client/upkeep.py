@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Upkeep"]
 
 _TICK_S = 0.05
+_PART_S = 1.0  # for a coordinator to hear that this client leaves; it may be stopped, or gone
 
 
 class Upkeep:
@@ -67,9 +68,10 @@ class Upkeep:
             self._thread.join()
 
     def close(self) -> None:
+        """Only when the coordinator knows of it: who connects next as the same worker comes on another connection."""
         self._dialer.close()
         if self._coordinator is not None:
-            self._coordinator.close()
+            self._coordinator.part(_PART_S)
         self._wake.close()
 
     def abandon(self) -> None:
