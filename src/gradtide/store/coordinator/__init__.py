@@ -3,6 +3,8 @@
 coordinator.py   shell of membership.py
 membership.py    pure: who is alive, who holds what, who is in the rounds
 clerk.py         what is decided is written before anybody hears of it
+admission.py     pure: who may be who: incarnations, and why somebody is refused
+tables.py        pure: how one table of shards follows the other
 peers.py         pure: the processes that it knows, and what it sends them
 round_members.py pure: who is in the rounds: its decrees, and how they come to be
 assignment.py    pure: who is primary of a shard and who follows it, when servers come and go

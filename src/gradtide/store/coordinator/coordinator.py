@@ -62,7 +62,8 @@ class Coordinator:
             self._membership = Membership(lease_s=lease_s)
         else:
             self._membership = Membership.restore(record, time.monotonic(), lease_s)
-        self._membership.recovery, self._membership.accept_loss = recovery or Recovery(), accept_loss
+        self._membership.recover_by(recovery or Recovery())
+        self._membership.accept_loss = accept_loss
         self._membership.worker_lease_s = worker_lease_s
         credentials = credentials or Credentials()
         self._in_clear = credentials.insecure_network and not address.path
