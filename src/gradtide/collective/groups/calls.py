@@ -26,6 +26,7 @@ __all__ = ["Calls"]
 T = TypeVar("T")
 Tensor = torch.Tensor
 _REMEMBERED = 1024  # plans
+_ENDING_S = 1.0  # a thread that nothing keeps any more ends at once
 _ending: list[bool] = []  # whether the program is at its end
 _alive: "weakref.WeakSet[Calls]" = weakref.WeakSet()
 
@@ -58,6 +59,7 @@ class Calls:
         if self._at_end.detach() is not None:
             self._backend.close()
         self.lane.close(self.timeout_s)
+        self.lane.join(_ENDING_S)
 
     def remember(self, key: Hashable, plan: Any, size_bytes: int) -> None:
         if self.timings is not None:
@@ -183,9 +185,7 @@ class Calls:
 
     def guarded(self, work: Callable[[], T]) -> T:
         """Runs it, unless the group is broken; remembers if it breaks. After a mismatch nobody is ahead."""
-        self._board.check_process()
-        if self._broken:
-            raise self._broken_by(f"group {self._name!r} can't be used any more ({self._broken}); join a new one")
+        self.check()
         try:
             return work()
         except (Mismatch, ConfigError):
@@ -194,10 +194,21 @@ class Calls:
             self.give_up(error)
             raise
 
+    def check(self) -> None:
+        """Raises if nothing more can be asked for."""
+        self._board.check_process()
+        if self._broken:
+            raise self.refusal()
+
+    def refusal(self) -> CommunicationError:
+        why = self._broken or "it was closed"
+        return self._broken_by(f"group {self._name!r} can't be used any more ({why}); join a new one")
+
     def give_up(self, error: BaseException) -> None:
         """After an operation that did not end: nothing that follows could be trusted."""
-        self._broken_by = type(error) if isinstance(error, (PeerLost, PeerTimeout)) else CommunicationError
-        self._break(f"{type(error).__name__}: {error}".rstrip(": "))
+        if not self._broken:  # what follows from that is no news
+            self._broken_by = type(error) if isinstance(error, (PeerLost, PeerTimeout)) else CommunicationError
+            self._break(f"{type(error).__name__}: {error}".rstrip(": "))
         self._backend.in_good_order = False
         if isinstance(self._backend, ManyHosts):
             self._backend.watch.give_up(error)  # the others wait for us, not for who is lost: tell them at once

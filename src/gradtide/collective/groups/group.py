@@ -441,11 +441,13 @@ class Group:
         self._calls.finish()
         self.messages.close(min(_SENDING_S, self.timeout_s))
         self._calls.close(in_good_order=in_good_order)
+        self.messages.join()
 
     def abort(self) -> None:
         """Leaves the group at once: whatever is under way fails, here and on the other ranks."""
         self._calls.close(in_good_order=False)
         self.messages.close(0)
+        self.messages.join()
 
     def __enter__(self) -> "Group":
         return self

@@ -324,6 +324,11 @@ class ManyHosts:
             return self.host.is_at_hand(self._here.index(source))
         return self._ranks.is_at_hand(source)
 
+    def progress(self, source: int) -> int:
+        if source in self._here:
+            return self.host.progress(self._here.index(source))
+        return self._ranks.progress(source)
+
     def announced(self, call: Call, source: int) -> Announcement:
         if source in self._here:
             return self.host.announced(call, self._here.index(source))

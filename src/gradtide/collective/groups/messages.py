@@ -2,9 +2,14 @@
 
 Each direction to each peer has a lane of its own: a receive that waits must not keep the send that it waits for. What
 arrives goes to the first receive that was asked for with its tag; what nobody has asked for yet is kept.
+
+Whoever takes messages from a rank also looks whether the time of any receive is over. One that ends without its message
+ends all that are still asked for: what was sent for it would else be taken by the next one with its tag.
 """
 
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -18,13 +23,14 @@ from gradtide.collective.host.announcement import Announcement
 from gradtide.collective.host.one_host import Call, OneHost
 from gradtide.collective.host.prepare import as_bytes, give_back, plain
 from gradtide.collective.host.signature import sign
-from gradtide.errors import Mismatch, PeerLost, PeerTimeout
+from gradtide.errors import CommunicationError, Mismatch, PeerLost, PeerTimeout
 from gradtide.handle import Handle
 
 __all__ = ["Messages", "Receipt"]
 
 Tensor = torch.Tensor
 _ANY = -1
+_ENDING_S = 1.0  # threads whose links are closed end at once
 _PAUSES_S = (20e-6, 1e-3)  # who receives from anybody looks at all channels in turn, first and longest pause between
 
 
@@ -34,6 +40,7 @@ class Receipt(Handle[Tensor]):
     def __init__(self, call: Call, tensor: Tensor, source: int | None, tag: int) -> None:
         super().__init__(f"a receive of {call.signature.text}")
         self.call, self.source, self.tag = call, source, tag
+        self.deadline = time.monotonic() + call.timeout_s
         self._tensor, self._prepared = tensor, plain(tensor)
         self.data = as_bytes(self._prepared)
 
@@ -49,6 +56,14 @@ class Receipt(Handle[Tensor]):
                     "make them agree"
                 )
             )
+
+    def late(self) -> PeerTimeout:
+        """What its deadline means."""
+        limit, text = self.call.timeout_s, self.call.signature.text
+        if self.source is None:
+            return PeerTimeout(f"nobody sent within {limit:g} s what {self.what} waits for; is a rank stuck?")
+        what = f"receive from rank {self.source}: {text}"
+        return PeerTimeout(f"rank {self.source} did not answer within {limit:g} s ({what}); is it stuck?")
 
     def fits(self, note: Announcement) -> bool:
         return note.text == self.call.signature.text and note.size_bytes == len(self.data)
@@ -72,14 +87,24 @@ class Messages:
         self._lock = Lock()
         self._asked: list[Receipt] = []
         self._kept: list[_Kept] = []
+        self._over = False  # whether a receive ended without its message
 
     def close(self, timeout_s: float) -> None:
         """Gives messages that are being sent so long; what is still awaited is given up."""
+        until = time.monotonic() + timeout_s
         for (direction, _), lane in list(self._lanes.items()):
-            lane.close(timeout_s if direction == "send" else 0)
+            lane.close(max(0.0, until - time.monotonic()) if direction == "send" else 0)
+        self._end_all(lambda asked: CommunicationError(f"the group was closed during {asked.what}; wait for it first"))
+
+    def join(self) -> None:
+        """Once links are closed: waits for the threads."""
+        until = time.monotonic() + _ENDING_S
+        for lane in list(self._lanes.values()):
+            lane.join(max(0.0, until - time.monotonic()))
 
     def send(self, tensor: Tensor, to: int, tag: int, timeout_s: float | None, *, now: bool) -> Handle[None]:
         """`now`: the caller waits for it anyway. What the channel has room for is sent at once in any case."""
+        self._calls.check()
         data = as_bytes(plain(tensor))
         call = self._call(tensor.dtype, tuple(tensor.shape), timeout_s)
         lane = self._lane("send", to)
@@ -113,6 +138,7 @@ class Messages:
 
         any_shape: the elements come as one row, as torch's backend sends them.
         """
+        self._calls.check()
         shape = (tensor.numel(),) if any_shape else tuple(tensor.shape)
         receipt = Receipt(self._call(tensor.dtype, shape, timeout_s), tensor, source, tag)
         if self._ask(receipt):
@@ -138,6 +164,8 @@ class Messages:
     def _ask(self, receipt: Receipt) -> bool:
         """Whether it has arrived already."""
         with self._lock:
+            if self._over:
+                raise self._calls.refusal()
             kept = next((k for k in self._kept if _belongs(receipt, k.note, k.source)), None)
             if kept is None:
                 self._asked.append(receipt)
@@ -161,26 +189,57 @@ class Messages:
 
         try:
             self._calls.guarded(fetch)
-        except BaseException as error:
-            with self._lock:
-                if receipt in self._asked:
-                    self._asked.remove(receipt)
-            if not receipt.done():
-                receipt.fail(error)
+        except BaseException as error:  # of one that is arriving just now, who takes it sees to its end
+            what_happened = error
+            self._end_all(lambda asked: what_happened if asked is receipt else self._calls.refusal())
+
+    def _end_all(self, why: Callable[[Receipt], BaseException]) -> None:
+        """Of those for which nothing has come yet."""
+        now = time.monotonic()
+        with self._lock:
+            asked, self._asked, self._over = self._asked, [], True
+        for receipt in asked:
+            receipt.fail(receipt.late() if receipt.deadline <= now else why(receipt))
+
+    def _expire(self) -> None:
+        """Ends receives whose time is over, and with them the group."""
+        now = time.monotonic()
+        with self._lock:
+            late = min((asked for asked in self._asked if asked.deadline <= now), key=_deadline, default=None)
+        if late is not None:
+            self._calls.give_up(late.late())
+            self._end_all(lambda asked: self._calls.refusal())
+        if self._over:
+            raise self._calls.refusal()
+
+    def _looking(self, source: int) -> Callable[[], None]:
+        """What is done now and then while messages of a rank are waited for. The time in which something of one comes
+        does not count: it may be large, and before those that others wait for."""
+        seen, seen_at = self._backend.progress(source), time.monotonic()
+
+        def look() -> None:
+            nonlocal seen, seen_at
+            came, now = self._backend.progress(source), time.monotonic()
+            if came != seen:
+                with self._lock:
+                    for asked in self._asked:
+                        asked.deadline += now - seen_at if asked.source in (None, source) else 0.0
+            seen, seen_at = came, now
+            self._expire()
+
+        return look
 
     def _from_anybody(self, receipt: Receipt) -> None:
         others = [rank for rank in range(self._backend.size) if rank != self._backend.rank]
-        deadline, pause_s = time.monotonic() + receipt.call.timeout_s, _PAUSES_S[0]
+        pause_s = _PAUSES_S[0]
         while not receipt.done():
             gone = self._backend.gone()  # looked at first: who sent before it left still counts
             if self._take_from_some(receipt, others):
                 pause_s = _PAUSES_S[0]
             elif len(gone) == len(others) and not receipt.done():
                 raise PeerLost(f"every other rank died or left during {receipt.what}; see their own output for why")
-            elif time.monotonic() > deadline:
-                limit = receipt.call.timeout_s
-                raise PeerTimeout(f"nobody sent within {limit:g} s what {receipt.what} waits for; is a rank stuck?")
             else:
+                self._expire()
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSES_S[1])
 
@@ -199,15 +258,13 @@ class Messages:
 
     def _take_next(self, call: Call, source: int) -> None:
         """Takes one message, for who asked for it or to be kept."""
-        note = self._backend.announced(call, source)
+        look = self._looking(source)
+        note = self._backend.announced(Call(call.signature, math.inf, look), source)
         receipt = self._who_asked(note, source)
-        if receipt is not None and receipt.fits(note):
-            self._backend.take(receipt.call, receipt.data, source)
-            return receipt.accept(note, source, self._backend.rank)
-        data = torch.empty(note.size_bytes, dtype=torch.uint8)
-        self._backend.take(call, data, source)
         if receipt is not None:
-            return receipt.accept(note, source, self._backend.rank)
+            return self._take_for(receipt, note, source, look)
+        data = torch.empty(note.size_bytes, dtype=torch.uint8)
+        self._backend.take(Call(call.signature, call.timeout_s, look), data, source)
         with self._lock:  # it may have been asked for since
             receipt = self._first_asked(note, source)
             if receipt is None:
@@ -216,6 +273,18 @@ class Messages:
         if receipt.fits(note):
             receipt.data.copy_(data)
         return receipt.accept(note, source, self._backend.rank)
+
+    def _take_for(self, receipt: Receipt, note: Announcement, source: int, look: Callable[[], None]) -> None:
+        """From here on nobody else ends it: nothing is written any more into memory that its owner has back."""
+        call = Call(receipt.call.signature, receipt.call.timeout_s, look)
+        try:
+            data = receipt.data if receipt.fits(note) else torch.empty(note.size_bytes, dtype=torch.uint8)
+            self._backend.take(call, data, source)
+            receipt.accept(note, source, self._backend.rank)
+        except BaseException as error:
+            self._calls.give_up(error)
+            receipt.fail(error)
+            raise
 
     def _who_asked(self, note: Announcement, source: int) -> Receipt | None:
         with self._lock:
@@ -226,6 +295,10 @@ class Messages:
         if receipt is not None:
             self._asked.remove(receipt)
         return receipt
+
+
+def _deadline(receipt: Receipt) -> float:
+    return receipt.deadline
 
 
 def _belongs(receipt: Receipt, note: Announcement, source: int) -> bool:

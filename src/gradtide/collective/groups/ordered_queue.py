@@ -27,6 +27,7 @@ class OrderedQueue:
         self._count = threading.Lock()
         self._waiting = 0
         self._thread: threading.Thread | None = None
+        self._last: threading.Thread | None = None  # that was told to end
         self._ident = 0  # of the thread
 
     def enter(self) -> bool:
@@ -92,8 +93,13 @@ class OrderedQueue:
         """Lets what was asked for end, then the thread."""
         if self._thread is not None:
             self._jobs.put(None)
-            self._thread.join(timeout_s)
-            self._thread = None
+            self._last, self._thread = self._thread, None
+            self.join(timeout_s)
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for a thread that was closed before its work could end."""
+        if self._last is not None and self._last is not threading.current_thread():
+            self._last.join(timeout_s)
 
 
 def _work(jobs: "queue.SimpleQueue[_Job]") -> None:

@@ -179,15 +179,25 @@ class Board:
         """Raises one of this rank's counters, and wakes who sleeps on it."""
         self._raise(self.base + offset, value)
 
-    def wait(self, offset: int, value: int, owner: int, what: str, timeout_s: float, *, alone: bool = False) -> None:
-        """Waits until `owner` raised a counter to `value`. alone: nobody but the owner matters."""
+    def wait(
+        self,
+        offset: int,
+        value: int,
+        owner: int,
+        what: str,
+        timeout_s: float,
+        *,
+        alone: bool = False,
+        look: Callable[[], None] | None = None,
+    ) -> None:
+        """Waits until `owner` raised a counter to `value`. alone: nobody but the owner matters. look: see Wait."""
         address = self.base + offset
         if self._spin(address, value, self.spins, self.yields) == DONE:
             return
         counters = [0] * self.size
         counters[owner] = address
         now = time.monotonic()
-        wait = Wait(what, timeout_s, now + self.notice_s, now + timeout_s, alone)
+        wait = Wait(what, timeout_s, now + self.notice_s, now + timeout_s, alone, look)
         while self._spin(address, value, 1, 0) != DONE:
             self._sleep(counters, value, wait)
 
@@ -202,6 +212,8 @@ class Board:
             return
         if self._closed:
             raise CommunicationError(f"the group was closed during {wait.what}; wait for what you ask for")
+        if wait.look is not None:
+            wait.look()
         watch = None if wait.alone else self.watch
         if watch is not None:
             watch.check()
@@ -233,6 +245,10 @@ class Board:
     def check_process(self) -> None:
         if self.peers.process != os.getpid():
             raise CommunicationError("this group was joined by the process that forked this one; join one here")
+
+    def name_of(self, rank: int) -> int:
+        """What a rank of this host is called: its number in the whole job."""
+        return self._names[rank]
 
     def _called(self, ranks: list[int]) -> str:
         return called(self._named(ranks))

@@ -8,6 +8,7 @@ import torch
 
 from gradtide.collective.host.announcement import Announcement
 from gradtide.collective.host.board import CHANNEL_BUFFERS, CHANNEL_BYTES, Board
+from gradtide.collective.host.signature import Call
 
 __all__ = ["Channels"]
 
@@ -38,29 +39,35 @@ class Channels:
         board = self._board
         return board.reached(board.layout.head(source, board.rank), self._received[source] + 1)
 
-    def announced(self, what: str, source: int, timeout_s: float) -> Announcement:
+    def progress(self, source: int) -> int:
+        """How many buffers of `source` were emptied so far."""
+        return self._received[source]
+
+    def announced(self, call: Call, source: int) -> Announcement:
         """The next message's announcement. Then comes take()."""
         room = Announcement.room()
-        self._get(room, source, what, timeout_s)
+        self._get(room, source, call)
         return Announcement.decoded(room)
 
-    def take(self, what: str, data: torch.Tensor, source: int, timeout_s: float) -> None:
+    def take(self, call: Call, data: torch.Tensor, source: int) -> None:
         """The bytes of the message that was announced."""
         for begin in range(0, len(data), CHANNEL_BYTES):
-            self._get(data[begin : begin + CHANNEL_BYTES], source, what, timeout_s)
+            self._get(data[begin : begin + CHANNEL_BYTES], source, call)
 
     def _put(self, piece: torch.Tensor, target: int, what: str, timeout_s: float) -> None:
         board, number = self._board, self._sent[target]
         tail = board.layout.tail(board.rank, target)
-        board.wait(tail, number + 1 - CHANNEL_BUFFERS, target, f"send to rank {target}: {what}", timeout_s, alone=True)
+        what = f"send to rank {board.name_of(target)}: {what}"
+        board.wait(tail, number + 1 - CHANNEL_BUFFERS, target, what, timeout_s, alone=True)
         self._buffer(board.rank, target, number)[: len(piece)].copy_(piece)
         self._sent[target] = number + 1
         board.post(board.layout.head(board.rank, target), number + 1)
 
-    def _get(self, piece: torch.Tensor, source: int, what: str, timeout_s: float) -> None:
+    def _get(self, piece: torch.Tensor, source: int, call: Call) -> None:
         board, number = self._board, self._received[source]
         head = board.layout.head(source, board.rank)
-        board.wait(head, number + 1, source, f"receive from rank {source}: {what}", timeout_s, alone=True)
+        what = f"receive from rank {board.name_of(source)}: {call.signature.text}"
+        board.wait(head, number + 1, source, what, call.timeout_s, alone=True, look=call.look)
         piece.copy_(self._buffer(source, board.rank, number)[: len(piece)])
         self._received[source] = number + 1
         board.post(board.layout.tail(source, board.rank), number + 1)

@@ -19,7 +19,7 @@ from gradtide.collective.host.handing import Hand, hand_words, trade
 from gradtide.collective.host.prepare import as_bytes
 from gradtide.collective.host.reductions import Reduction, reduce_in_order
 from gradtide.collective.host.segments import Segments
-from gradtide.collective.host.signature import Signature
+from gradtide.collective.host.signature import Call, Signature
 from gradtide.even_share import even_share
 from gradtide.kernels import DONE, KERNELS, HandPlan
 
@@ -30,14 +30,6 @@ _ALIGN = 64
 
 # What a rank does after a meeting, with what every rank showed (as bytes, parts x width) and where that piece begins.
 Take = Callable[[list[torch.Tensor], int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What is asked for, and how long it may take."""
-
-    signature: Signature
-    timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +166,15 @@ class OneHost:
 
     is_at_hand = is_announced  # what has begun to arrive here is not far
 
+    def progress(self, source: int) -> int:
+        """Changes when something of a message has come."""
+        return self._channels.progress(source)
+
     def announced(self, call: Call, source: int) -> Announcement:
-        return self._channels.announced(call.signature.text, source, call.timeout_s)
+        return self._channels.announced(call, source)
 
     def take(self, call: Call, data: torch.Tensor, source: int) -> None:
-        self._channels.take(call.signature.text, data, source, call.timeout_s)
+        self._channels.take(call, data, source)
 
     def gone(self) -> list[int]:
         """The ranks that died or left."""

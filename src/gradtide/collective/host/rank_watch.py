@@ -158,6 +158,9 @@ class RankWatch:
         if kind not in _KINDS:
             text = f"PeerLost rank {self.rank} gave up{self._unfinished} ({text.strip()[:500]}); see its own output"
         self._lines.say_all(Word.BROKEN, text=text)
+        with self._news:  # for this rank's other threads, whose links end now
+            self._judge(text)
+            self._news.notify_all()
         self._interrupt()
 
     def close(self, *, in_good_order: bool) -> None:
@@ -182,13 +185,17 @@ class RankWatch:
                 self._good |= {rank} if second else set()
             elif word == Word.GONE:
                 self._left.setdefault(rank, -1)
-            elif word == Word.BROKEN and self._verdict is None:
-                kind, _, why = text.partition(" ")
-                self._verdict = _KINDS.get(kind, PeerLost)(why)
+            elif word == Word.BROKEN:
+                self._judge(text)
             self._news.notify_all()
             trouble = self._trouble()
         if trouble is not None:
             self._interrupt()
+
+    def _judge(self, text: str) -> None:
+        if self._verdict is None:
+            kind, _, why = text.partition(" ")
+            self._verdict = _KINDS.get(kind, PeerLost)(why)
 
     def _trouble(self) -> CommunicationError | None:
         with self._news:

@@ -1,12 +1,13 @@
 """What a rank wants, as a text for people and a number that ranks compare at each meeting."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
-__all__ = ["TEXTS", "Signature", "sign"]
+__all__ = ["TEXTS", "Call", "Signature", "sign"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,15 @@ class Signature:
 
     number: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is asked for, and how long it may take. look: called now and then by who waits for it; it may raise."""
+
+    signature: Signature
+    timeout_s: float
+    look: Callable[[], None] | None = None
 
 
 def _signature(text: str) -> Signature:

@@ -1,7 +1,7 @@
 """How long somebody waits for other ranks, and the words for it: who is waited for, who has left, who is lost."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradtide.errors import PeerLost
@@ -21,6 +21,7 @@ class Wait:
     notice_at: float  # never, once it was told
     deadline: float = 0.0
     alone: bool = False  # nobody but who is waited for matters
+    look: Callable[[], None] | None = None  # called now and then; it may raise
 
 
 def called(ranks: Sequence[int]) -> str:

@@ -76,6 +76,10 @@ class RankLinks:
         """Whether nothing more will come: it left or died, and all that it sent has been taken."""
         return self._peek(source, 1) == b"" or self._watch.has_died(source)
 
+    def progress(self, source: int) -> int:
+        """Changes when something of a message has come."""
+        return self._stream(source, leaves=False).moved_bytes
+
     def announced(self, call: Call, source: int) -> Announcement:
         """The next message's announcement. Then comes take()."""
         room = self._room(source, leaves=False)
@@ -115,18 +119,20 @@ class RankLinks:
         what = f"{what} rank {rank}: {call.signature.text}"
         try:
             if not stream.move(0, until):
-                stream.wait(0, until, self._look(call.timeout_s, rank, what))
+                stream.wait(0, until, self._look(call, rank, what))
         except BrokenStream as error:
             raise self._watch.loss_of(rank, what, str(error)) from None
 
-    def _look(self, timeout_s: float, rank: int, what: str) -> Callable[[bool], None]:
+    def _look(self, call: Call, rank: int, what: str) -> Callable[[bool], None]:
         """What who waits does now and then."""
-        watch, begin = self._watch, time.monotonic()
+        watch, begin, timeout_s = self._watch, time.monotonic(), call.timeout_s
         deadline, notice_at = begin + timeout_s, begin + watch.notice_s
 
         def look(moved: bool) -> None:
             nonlocal deadline, notice_at
             watch.check_alive(rank)
+            if call.look is not None:
+                call.look()
             now = time.monotonic()
             if moved:
                 deadline = now + timeout_s

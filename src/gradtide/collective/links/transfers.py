@@ -72,6 +72,11 @@ class Transfers:
         """Makes room, once all pieces are over."""
         self._rows[stream, Stream.COUNT] = self._rows[stream, Stream.OVER] = 0
 
+    @property
+    def moved_bytes(self) -> int:
+        """So far, on all streams."""
+        return int(self._words[Transfer.MOVED])
+
     def wait(self, stream: int, until: int, look: Callable[[bool], None]) -> None:
         """Until so many pieces of a stream are over. Meanwhile everything moves, and look
         is called now and then: whether something has moved since; it may raise."""
