@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ranks import Failed
 
 from clock import at_most
 from gradtide.collective.groups.group import Group
+from gradtide.collective.links import connecting
 from gradtide.errors import CommunicationError, Mismatch, PeerLost
 from gradtide.testing.hosts import cut_wire
 
@@ -116,6 +118,38 @@ def test_a_wire_that_is_cut_in_the_middle_of_a_schedule_is_noticed_in_seconds(fa
         for rank in range(SIZE):
             kind, text, _, end = far.answer(rank)
             assert (kind, end - cut < at_most(8)) == ("PeerLost", True), (text, end - cut)
+
+
+def connect_when_told(rank, size, folder, after):
+    """The next links are made once the file `go` is there, or have been dialled by then and wait to be welcomed."""
+    real = connecting.connect_ranks
+
+    def connect(*arguments):
+        made = real(*arguments) if after else None
+        Path(folder, f"at {rank}").touch()
+        while not Path(folder, "go").exists():
+            time.sleep(0.01)
+        return made if after else real(*arguments)
+
+    connecting.connect_ranks = connect
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_wire_that_is_cut_while_links_for_a_schedule_are_made_is_noticed_in_seconds(far, two_hosts, tmp_path, after):
+    far.run(join, SIZE)
+    far.run(plan, SIZE, 10)
+    far.run(connect_when_told, SIZE, str(tmp_path), after)
+    send(far, range(SIZE), call, "hierarchical", (), 1800.0)
+    while len(list(tmp_path.glob("at *"))) < SIZE:
+        assert not any(pipe.poll(0) for pipe in far._pipes)
+        time.sleep(0.01)
+    with cut_wire(two_hosts):
+        (tmp_path / "go").touch()
+        cut = time.monotonic()
+        for rank in range(SIZE):
+            kind, text, _, end = far.answer(rank)
+            assert (kind, end - cut < at_most(8)) == ("PeerLost", True), (text, end - cut)
+            assert any(f"{other}" in text for other in ((2, 3) if rank < 2 else (0, 1))), text
 
 
 def test_a_host_whose_wire_is_cut_is_noticed_in_seconds_though_patience_is_long(far, two_hosts):

@@ -240,3 +240,34 @@ def test_a_host_sends_what_it_must_however_many_ranks_it_has(counts):
         if len(set(counts)) == 1:
             assert sum(leaving(row_stages.gather(p, row, root)) for p in here) == (row * counts[host] if host else 0)
             assert sum(leaving(row_stages.scatter(p, row, root)) for p in here) == (0 if host else row * others)
+
+
+def sent_bytes(rank, size, operation, count):
+    """That left this host during a gather or a scatter, in bytes."""
+
+    def sent():
+        with open("/proc/thread-self/net/dev") as counters:
+            return sum(int(line.split(":")[1].split()[8]) for line in counters if line.strip().startswith("gt"))
+
+    group = group_of(rank, size)
+    group.barrier()
+    before, rows = sent(), torch.arange(size * count, dtype=torch.float32).view(size, count)
+    group.barrier()
+    if operation == "gather":
+        out = group.gather(rows[rank], 0)
+        assert rank or out.equal(rows)
+    else:
+        assert group.scatter(torch.empty(count), None if rank else rows).equal(rows[rank])
+    group.barrier()
+    return sent() - before
+
+
+@pytest.mark.parametrize("operation", ["gather", "scatter"])
+def test_gather_and_scatter_send_no_row_that_is_not_needed(apart, operation):
+    started, where = apart
+    count = 250_000
+    sent = started.run(sent_bytes, len(where), operation, count)
+    for host in set(where):
+        rows = len(where) - where.count(0) if operation == "scatter" else where.count(host)
+        needed = 4 * count * rows * ((host == 0) == (operation == "scatter"))
+        assert sent[where.index(host)] < 1.1 * needed + 200_000  # and headers, confirmations, barriers

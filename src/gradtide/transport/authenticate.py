@@ -6,9 +6,12 @@ machine (loopback) it is not, unless the address says `tls:`.
 """
 
 import contextlib
+import errno
 import os
+import select
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +44,7 @@ _WIRE_OPTIONS = (
 )
 _BUFFER_BYTES = 4 << 20  # of the kernel, each way: fewer switches between processes with large messages
 _RECEIVE_BYTES = 64 << 10
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +95,15 @@ def dial(
     timeout_s: float = HANDSHAKE_S,
     memory: int = -1,
     congestion: str = "",
+    look: Callable[[], None] | None = None,
 ) -> Line:
     """A connected socket whose other end has proven that it belongs to this job.
 
     `memory` is a descriptor to hand over at a UNIX socket: see shared_ring.py. `congestion`: see set_congestion.
+    `look`: called now and then until it is connected; it may raise. (After that the kernel notices a dead wire.)
     """
     deadline_s = time.monotonic() + timeout_s
-    sock = _connect(address, timeout_s, congestion)
+    sock = _connect(address, timeout_s, congestion, look)
     try:
         if address.path and not same_user(sock):
             raise AuthenticationError(f"another user listens at {address}; connect to a socket of your own")
@@ -197,18 +203,20 @@ def _encrypts(sock: socket.socket, address: Address, credentials: Credentials) -
     return address.tls or not (credentials.insecure_network or is_loopback(str(sock.getpeername()[0])))
 
 
-def _connect(address: Address, timeout_s: float, congestion: str) -> socket.socket:
+def _connect(
+    address: Address, timeout_s: float, congestion: str, look: Callable[[], None] | None = None
+) -> socket.socket:
     sock = None
     try:
         if address.path:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.settimeout(timeout_s)
             sock.connect(address.path)
-        elif congestion:
+        elif congestion or look is not None:
             sock = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
-            set_congestion(sock, congestion)
-            sock.settimeout(timeout_s)
-            sock.connect((address.host, address.port))
+            if congestion:
+                set_congestion(sock, congestion)
+            _connect_looking(sock, address, time.monotonic() + timeout_s, look)
         else:
             sock = socket.create_connection((address.host, address.port), timeout_s)
     except OSError as error:
@@ -218,6 +226,30 @@ def _connect(address: Address, timeout_s: float, congestion: str) -> socket.sock
         raise PeerLost(f"no gradtide server at {address} ({why}); start one, or check the address") from None
     tune(sock)
     return sock
+
+
+def _connect_looking(
+    sock: socket.socket, address: Address, deadline_s: float, look: Callable[[], None] | None
+) -> None:
+    """Connects; meanwhile it looks now and then. What look raises comes to the caller, and the socket is closed."""
+    sock.setblocking(False)
+    poll = select.poll()
+    poll.register(sock, select.POLLOUT)
+    code = sock.connect_ex((address.host, address.port))
+    try:
+        while code == errno.EINPROGRESS:
+            if look is not None:
+                look()
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0:
+                raise TimeoutError(errno.ETIMEDOUT, "no answer")
+            if poll.poll(1000 * min(remaining_s, _LOOK_S)):
+                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    except BaseException:
+        sock.close()
+        raise
+    if code:
+        raise OSError(code, os.strerror(code))
 
 
 def same_user(sock: socket.socket) -> bool:

@@ -12,6 +12,7 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,7 +23,16 @@ from gradtide.environment import Launch
 from gradtide.errors import PeerTimeout
 from gradtide.transport.rendezvous import NOTICE_S
 
-__all__ = ["Hosts", "agree_on_token", "find_hosts", "local_address", "open_store", "read_key"]
+__all__ = [
+    "Hosts",
+    "agree_on_token",
+    "delete_keys",
+    "find_hosts",
+    "keys_to_find",
+    "local_address",
+    "open_store",
+    "read_key",
+]
 
 
 _PAUSES_S = (0.0005, 0.02)  # first and longest, between two looks at who has come
@@ -100,9 +110,10 @@ def agree_on_token(store: Any, rank: int, size: int, timeout_s: float) -> str:
 
 
 def _welcome_all(store: Any, size: int, deadline: float, timeout_s: float) -> str:
-    """Rank 0: gives everybody who says hello the token, until all have it. Some hellos are of ranks long gone."""
+    """Rank 0: gives everybody who says hello the token, until all have it. Some hellos are of ranks long gone. Nobody
+    says hello again before rank 0 has gone on, so what was said here can go."""
     token, pause_s = secrets.token_hex(8), _PAUSES_S[0]
-    missing, welcomed = list(range(1, size)), set()
+    missing, welcomed = list(range(1, size)), set[str]()
     while missing := [rank for rank in missing if not store.check([f"{token}/ready/{rank}"])]:
         for rank in missing:
             name = read_key(store, f"hello/{rank}", rank, max(0.001, deadline - time.monotonic()))
@@ -113,7 +124,17 @@ def _welcome_all(store: Any, size: int, deadline: float, timeout_s: float) -> st
             raise PeerTimeout(_missing(missing[0], timeout_s))
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _PAUSES_S[1])
+    delete_keys(store, [f"welcome/{name}" for name in welcomed])
+    for rank in range(1, size):
+        delete_keys(store, [f"hello/{rank}", f"{token}/ready/{rank}"])
     return token
+
+
+def delete_keys(store: Any, keys: Iterable[str]) -> None:
+    """What everybody has read, so that groups that come and go leave nothing in the store."""
+    with contextlib.suppress(RuntimeError):  # not every kind of store can
+        for key in keys:
+            store.delete_key(key)
 
 
 def find_hosts(store: Any, token: str, rank: int, size: int, timeout_s: float) -> Hosts:
@@ -126,6 +147,11 @@ def find_hosts(store: Any, token: str, rank: int, size: int, timeout_s: float) -
         store.set(f"leader/{rank}", str(leader))
         leaders = [int(read_key(store, f"leader/{other}", other, timeout_s)) for other in range(size)]
     return Hosts(token, tuple(leaders))
+
+
+def keys_to_find(rank: int) -> list[str]:
+    """What this rank has said in find_hosts."""
+    return [f"listening/{rank}", f"leader/{rank}"]
 
 
 def local_address(master_addr: str, master_port: int) -> str:

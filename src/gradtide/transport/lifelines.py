@@ -21,10 +21,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gradtide.environment import read_environment
-from gradtide.errors import AuthenticationError, CommunicationError, ConfigError, PeerTimeout
+from gradtide.errors import AuthenticationError, CommunicationError, ConfigError, PeerLost, PeerTimeout
 from gradtide.processes.ready import can_read
 from gradtide.processes.wake import WakePipe
 from gradtide.transport.authenticate import Address, dial, set_congestion, tune
@@ -34,7 +35,7 @@ from gradtide.transport.keys import Credentials, Key, read_credentials
 from gradtide.transport.tls import TlsListener
 from gradtide.transport.tls.sealed import seal
 
-__all__ = ["Lifelines", "Listener", "Word", "connect_ranks", "join_lifelines"]
+__all__ = ["Lifelines", "LinkEnd", "Listener", "Word", "connect_ranks", "job_credentials", "join_lifelines", "keys_of"]
 
 _FRAME = struct.Struct("<BqqH")
 _RANK = struct.Struct("<I")
@@ -42,7 +43,7 @@ _TEXT_BYTES = 4096
 _STRANGER_S = 2.0  # who connects and has not proven itself by then is hung up on
 _LOOK_S = 0.5
 _BY_FILE, _ENCRYPTED = "by the secret file", "by the secret file, encrypted"
-_LIFELINE = "lifeline"
+_LIFELINE, _SECRET = "lifeline", "secret"
 _alive: "weakref.WeakSet[Lifelines]" = weakref.WeakSet()
 
 
@@ -163,46 +164,66 @@ class Lifelines:
             self._wake.close()
 
 
-def join_lifelines(store: Any, rank: int, size: int, address: str, timeout_s: float) -> dict[int, socket.socket]:
-    """A socket to every other rank."""
-    return connect_ranks(store, _LIFELINE, rank, range(size), address, timeout_s)
+@dataclass(frozen=True, slots=True)
+class LinkEnd:
+    """This rank, as others of its group are linked to it."""
+
+    rank: int
+    address: str  # where it listens
+    credentials: Credentials
+    congestion: str = ""  # see authenticate.py; "": as the system does it
+
+    def keys_for(self, purpose: str) -> Credentials:
+        """Nobody in between can make a link of one kind one of another: each has keys of its own."""
+        if purpose == _LIFELINE:
+            return self.credentials
+        keys = (Key(hmac.digest(key.secret, purpose.encode(), "sha256")) for key in self.credentials.keys)
+        return Credentials(tuple(keys), insecure_network=True)
+
+
+def join_lifelines(
+    store: Any, rank: int, size: int, address: str, timeout_s: float, credentials: Credentials | None = None
+) -> dict[int, socket.socket]:
+    """A socket to every other rank. credentials: job_credentials, if they have been asked for already."""
+    known = job_credentials(store, rank, timeout_s) if credentials is None else credentials
+    return connect_ranks(store, LinkEnd(rank, address, known), _LIFELINE, range(size), timeout_s)
+
+
+def keys_of(rank: int, purposes: Sequence[str]) -> list[str]:
+    """What this rank has said in the store, by which it was linked for its lifelines and for these purposes."""
+    return [*(f"{purpose}/{rank}" for purpose in (_LIFELINE, *purposes)), *([_SECRET] if rank == 0 else [])]
 
 
 def connect_ranks(
     store: Any,
+    end: LinkEnd,
     purpose: str,
-    rank: int,
     ranks: Sequence[int],
-    address: str,
     timeout_s: float,
-    congestion: str = "",
     look: Callable[[], None] | None = None,
 ) -> dict[int, socket.socket]:
     """A socket to each of these ranks, who name this one too: everybody listens at its address, dials the ranks below
-    it and lets in those above. Rank 0 takes part. congestion: see authenticate.py; "": as the system does it.
-    look: called now and then while this rank waits to be dialled; it may raise.
+    it and lets in those above. Rank 0 takes part. store: by which ranks learn where others listen.
+    look: called now and then while this rank dials or waits to be dialled; it may raise.
 
     Who dialled must hear from the other end before it says anything: that one may be about to read who it is, and reads
     as much as there is. In a job that asks for it they are sealed (sealed.py), but for lifelines: on those no tensor
     goes, and that a wire is dead must not take a thread to notice."""
     deadline_s = time.monotonic() + timeout_s
-    name = "secret" if purpose == _LIFELINE else f"{purpose}/secret"
-    credentials = _credentials(store, name, rank, timeout_s)
+    rank, address, credentials = end.rank, end.address, end.keys_for(purpose)
     encrypts = purpose != _LIFELINE and read_environment().encrypt
     lines: dict[int, socket.socket] = {}
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.create_server((address, 0), family=family, backlog=len(ranks) + 8) as listener:
-            if congestion:
-                set_congestion(listener, congestion)
+            if end.congestion:
+                set_congestion(listener, end.congestion)
             store.set(f"{purpose}/{rank}", f"{listener.getsockname()[1]} {address}")
             for other in (other for other in ranks if other < rank):
                 port, host = read_key(store, f"{purpose}/{other}", other, timeout_s).split(" ")
                 remaining = max(0.001, deadline_s - time.monotonic())
                 where = Address(host=host, port=int(port), tls=encrypts)
-                dialled = dial(where, credentials, "rank", remaining, congestion=congestion)
-                sock, tls = dialled.sock, dialled.tls
-                lines[other] = sock if tls is None else seal(sock, tls, f"rank {other}")
+                lines[other] = _dialled(other, where, credentials, remaining, end.congestion, look)
                 lines[other].sendall(_RANK.pack(rank))
             missing = {other for other in ranks if other > rank}
             certificate = _certificate() if encrypts and missing else None
@@ -214,7 +235,24 @@ def connect_ranks(
     return lines
 
 
-def _credentials(store: Any, name: str, rank: int, timeout_s: float) -> Credentials:
+def _dialled(
+    rank: int,
+    where: Address,
+    credentials: Credentials,
+    timeout_s: float,
+    congestion: str,
+    look: Callable[[], None] | None,
+) -> socket.socket:
+    try:
+        line = dial(where, credentials, "rank", timeout_s, congestion=congestion, look=look)
+    except (PeerLost, PeerTimeout) as error:
+        if look is not None:
+            look()  # which may know better why
+        raise type(error)(f"rank {rank} could not be reached: {error}") from None
+    return line.sock if line.tls is None else seal(line.sock, line.tls, f"rank {rank}")
+
+
+def job_credentials(store: Any, rank: int, timeout_s: float) -> Credentials:
     """By the job's secret file where it has one, of which nothing is sent. Else by a secret that goes through the
     launcher's store, and so is as open as that is."""
     path, encrypts = read_environment().secret_file, read_environment().encrypt
@@ -224,8 +262,8 @@ def _credentials(store: Any, name: str, rank: int, timeout_s: float) -> Credenti
             "GRADTIDE_SECRET_FILE"
         )
     if rank == 0:
-        store.set(name, _ENCRYPTED if encrypts else _BY_FILE if path else secrets.token_hex(32))
-    told = read_key(store, name, 0, timeout_s)
+        store.set(_SECRET, _ENCRYPTED if encrypts else _BY_FILE if path else secrets.token_hex(32))
+    told = read_key(store, _SECRET, 0, timeout_s)
     by_file = told in (_BY_FILE, _ENCRYPTED)
     if by_file != bool(path):
         has, has_not = ("rank 0", f"rank {rank}") if by_file else (f"rank {rank}", "rank 0")

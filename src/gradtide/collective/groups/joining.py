@@ -21,12 +21,20 @@ from gradtide.collective.links.transfers import LinkSet
 from gradtide.collective.links.wire import ScheduleLinks
 from gradtide.environment import Launch, read_environment
 from gradtide.errors import ConfigError
-from gradtide.transport.hosts import agree_on_token, find_hosts, local_address, open_store
-from gradtide.transport.lifelines import join_lifelines
+from gradtide.transport.hosts import (
+    agree_on_token,
+    delete_keys,
+    find_hosts,
+    keys_to_find,
+    local_address,
+    open_store,
+)
+from gradtide.transport.lifelines import LinkEnd, job_credentials, join_lifelines, keys_of
 from gradtide.transport.rendezvous import Seat, join_host
 
 __all__ = ["address_seen", "join_beside", "join_job", "join_one_host", "join_store"]
 
+_PURPOSES = "message", "link"
 _joined = count(1)  # of this process's groups: ranks join them in the same order
 
 
@@ -62,22 +70,26 @@ def join_store(
     place = Seat(f"{hosts.token}-host{host_of[rank]}", here.index(rank), len(here))
     host = _meet(place, here, timeout_s)
     if len(leaders) == 1:
+        delete_keys(store, keys_to_find(rank))  # all have met, and so have read them
         return host, Runner(host, rank, host_of), host_of
     lines: dict[int, socket.socket] = {}
     messages: dict[int, socket.socket] = {}
     elsewhere = [other for other in range(size) if other not in here]
     try:
         found = address() or socket.gethostbyname(socket.gethostname())
-        lines = join_lifelines(store, rank, size, found, timeout_s)
-        congestion = congestion_for(lines[other] for other in elsewhere)
-        messages = connect_far(store, "message", rank, elsewhere, found, timeout_s, congestion)
-        sockets = connect_far(store, "link", rank, elsewhere, found, timeout_s, congestion)
+        credentials = job_credentials(store, rank, timeout_s)
+        lines = join_lifelines(store, rank, size, found, timeout_s, credentials)
+        end = LinkEnd(rank, found, credentials, congestion_for(lines[other] for other in elsewhere))
+        messages = connect_far(store, end, _PURPOSES[0], elsewhere, timeout_s)
+        sockets = connect_far(store, end, _PURPOSES[1], elsewhere, timeout_s)
     except BaseException:
         for line in (*lines.values(), *messages.values()):
             line.close()
         host.in_good_order = False
         host.close()
         raise
+    # Who had to read them has come this far: it has a lifeline and, on another host, links to this rank.
+    delete_keys(store, [*keys_to_find(rank), *keys_of(rank, _PURPOSES)])
     if rank == 0:
         _say_whether_in_clear(read_environment().encrypt)
 
@@ -90,10 +102,9 @@ def join_store(
 
     watch = host.board.watch = RankWatch(rank, lines, interrupt)
     links = open_links(hosts.rail_of(rank), sockets, watch)
-    connect = connect_later(store, rank, found, congestion)
-    runner = Runner(host, rank, host_of, ScheduleLinks(rank, link_sets[1], connect, watch))
-    between = Between(links, RankLinks(link_sets[0], watch), link_sets, watch)
-    return ManyHosts(host, hosts, rank, between), runner, host_of
+    backend = ManyHosts(host, hosts, rank, Between(links, RankLinks(link_sets[0], watch), link_sets, watch))
+    connect = connect_later(end, backend.gather_lines)
+    return backend, Runner(host, rank, host_of, ScheduleLinks(rank, link_sets[1], connect, watch)), host_of
 
 
 @functools.cache

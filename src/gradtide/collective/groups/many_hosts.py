@@ -33,6 +33,7 @@ from gradtide.transport.hosts import Hosts
 __all__ = ["Between", "ManyHosts"]
 
 _AGREEMENT, _DISAGREEMENT = sign("what the hosts ask for"), sign("something that the other hosts do not ask for")
+_LINES, _LINE_BYTES = sign("where ranks listen"), 128
 _REMEMBERED = 1024  # plans
 _SMALL_BYTES = 256 << 10  # an all-to-all of as much is quicker by way of the rails
 Tensor = torch.Tensor
@@ -178,6 +179,15 @@ class ManyHosts:
 
     # --- Collectives ---
 
+    def gather_lines(self, line: str) -> list[str]:
+        """What every rank says, in rank order, inside of together(): a short line each."""
+        tensor = torch.zeros(_LINE_BYTES, dtype=torch.uint8)
+        tensor[: len(line)] = torch.frombuffer(bytearray(line, "ascii"), dtype=torch.uint8)
+        rows, call = torch.empty(self.size, _LINE_BYTES, dtype=torch.uint8), Call(_LINES, self.watch.remaining_s())
+        self._run_inside(call, lambda: row_stages.all_gather(self._place, _LINE_BYTES), tensor, rows, more="lines")
+        self._by_rank(rows, found := torch.empty_like(rows))
+        return [bytes(row.tolist()).rstrip(b"\0").decode() for row in (rows if self._in_order else found)]
+
     def barrier(self, call: Call) -> None:
         with self._checked(call):
             self._run_inside(call, lambda: stages.barrier(self._place), torch.empty(0), more="barrier")
@@ -212,8 +222,9 @@ class ManyHosts:
 
     def gather(self, call: Call, tensor: Tensor, out: Tensor | None, root: int) -> None:
         if not self._place.even:
-            out = tensor.new_empty((self.size, *tensor.shape)) if out is None else out
-            return self.all_gather(call, tensor, out)
+            tensor = tensor if out is None else self._apart(tensor, out)
+            sizes = [[tensor.nbytes * (to == root) for to in range(self.size)]] * self.size
+            return self._run_split(call, tensor, tensor if out is None else out, sizes, ("gather", root))
         rows, home = out if out is None or self._in_order else torch.empty_like(out), self._places[root]
         tensor = tensor if out is None else self._apart(tensor, out, row=True)
         self._run(call, lambda: row_stages.gather(self._place, tensor.nbytes, home), tensor, rows, self._scattered)
@@ -224,10 +235,9 @@ class ManyHosts:
             source = None if source is None else self._apart(source, out, row=True)
             rows, home = out if source is None else self._by_host(source), self._places[root]
             return self._run(call, lambda: row_stages.scatter(self._place, out.nbytes, home), rows, out, "scatter")
-        rows = out.new_empty((self.size, *out.shape)) if source is None else source
-        self._run(call, lambda: stages.broadcast(self._place, rows.nbytes, self._places[root]), rows, more="scatter")
-        out.copy_(rows[self.rank])
-        return None
+        rows = out if source is None else self._apart(source, out)
+        sizes = [[out.nbytes * (giver == root)] * self.size for giver in range(self.size)]
+        return self._run_split(call, rows, out, sizes, ("scatter", root))
 
     def reduce_scatter(self, call: Call, tensor: Tensor, out: Tensor, how: Reduction) -> None:
         if how.blocks is None:
@@ -249,10 +259,14 @@ class ManyHosts:
 
     def all_to_all_split(self, call: Call, tensor: Tensor, out: Tensor, sizes: Sequence[Sequence[int]]) -> None:
         """sizes: how many bytes go from each rank to each, on which all have agreed."""
+        self._run_split(call, self._apart(tensor, out), out, sizes, "split")
+
+    def _run_split(
+        self, call: Call, tensor: Tensor, out: Tensor, sizes: Sequence[Sequence[int]], more: Hashable
+    ) -> None:
         leaving, arriving = sizes[self.rank], [row[self.rank] for row in sizes]
         widest = max(sizes[one][other] for one in self._here for other in self._here)
-        key = *leaving, *arriving, widest
-        tensor = self._apart(tensor, out)
+        key = more, *leaving, *arriving, widest
         self._run(call, lambda: self._all_to_all(leaving, arriving, widest), tensor, out, key)
 
     def _all_to_all(self, leaving: Sequence[int], arriving: Sequence[int], widest: int) -> Stages:

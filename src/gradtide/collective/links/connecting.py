@@ -10,15 +10,17 @@ from typing import Any
 from gradtide.collective.host.rank_watch import RankWatch
 from gradtide.collective.links.links import HostLinks
 from gradtide.errors import PeerLost, PeerTimeout
-from gradtide.transport.lifelines import connect_ranks
+from gradtide.processes.ready import can_read
+from gradtide.transport.lifelines import LinkEnd, connect_ranks
 
 __all__ = ["Connect", "congestion_for", "connect_far", "connect_later", "open_links"]
 
 _INFO_BYTES, _MIN_RTT = 160, 148  # of struct tcp_info, and where the shortest round trip (us) stands in it
 _NEAR_US = 2000
 _WELCOME = b"\1"
-_PAUSES_S = (0.0005, 0.02)  # first and longest, between two looks into the store
+_LOOK_S = 0.1
 Look = Callable[[], None]  # raises if there is no point in waiting
+Gather = Callable[[str], list[str]]  # what every rank says, a line each, in rank order
 Connect = Callable[[str, Sequence[int], float, Look], dict[int, socket.socket]]
 
 
@@ -33,18 +35,12 @@ def congestion_for(lines: Iterable[socket.socket]) -> str:
 
 
 def connect_far(
-    store: Any,
-    purpose: str,
-    rank: int,
-    others: Sequence[int],
-    address: str,
-    timeout_s: float,
-    congestion: str,
-    look: Look | None = None,
+    store: Any, end: LinkEnd, purpose: str, others: Sequence[int], timeout_s: float, look: Look | None = None
 ) -> dict[int, socket.socket]:
     """A socket to each of these ranks, who name this one too. look: see connect_ranks."""
-    sockets = connect_ranks(store, purpose, rank, others, address, timeout_s, congestion, look)
-    _welcome(rank, sockets, timeout_s)
+    deadline_s = time.monotonic() + timeout_s
+    sockets = connect_ranks(store, end, purpose, others, timeout_s, look)
+    _welcome(end.rank, sockets, deadline_s, timeout_s, look)
     for link in sockets.values():
         # Bulk waits in a link for as long as the other end computes, which is no reason for the kernel to give it up:
         # that a wire or a host is dead, the lifelines notice.
@@ -52,49 +48,61 @@ def connect_far(
     return sockets
 
 
-def connect_later(store: Any, rank: int, address: str, congestion: str) -> Connect:
+def connect_later(end: LinkEnd, gather: Gather) -> Connect:
     """How ranks of a group that runs get more links: purpose, others, how long it may take, and look."""
 
     def connect(purpose: str, others: Sequence[int], timeout_s: float, look: Look) -> dict[int, socket.socket]:
-        # By a store of its own: another thread may be waiting in this one for a rank that waits for us.
-        looking = _LookingStore(store.clone(), look)
-        return connect_far(looking, purpose, rank, others, address, timeout_s, congestion, look)
+        return connect_far(_Gathered(gather), end, purpose, others, timeout_s, look)
 
     return connect
 
 
-class _LookingStore:
-    """A store of torch's in which who waits looks around: somebody may have died."""
+class _Gathered:
+    """What a store does for ranks that join, by a collective instead: all of them are in one, and a store that lies
+    behind a wire that was cut answers nobody."""
 
-    def __init__(self, store: Any, look: Look) -> None:
-        self._store, self._look, self.set, self.get = store, look, store.set, store.get
+    def __init__(self, gather: Gather) -> None:
+        self._gather, self._told = gather, list[str]()
+
+    def set(self, key: str, value: str) -> None:
+        """Every rank says where it listens, once."""
+        self._told = self._gather(value)
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
-        deadline_s, pause_s = time.monotonic() + timeout.total_seconds(), _PAUSES_S[0]
-        while not self._store.check(keys):
-            self._look()
-            if time.monotonic() >= deadline_s:
-                raise RuntimeError(f"{keys} are not there")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSES_S[1])
+        """All is here."""
+
+    def get(self, key: str) -> bytes:
+        return self._told[int(key.rpartition("/")[2])].encode()
 
 
-def _welcome(rank: int, sockets: dict[int, socket.socket], timeout_s: float) -> None:
+def _welcome(
+    rank: int, sockets: dict[int, socket.socket], deadline_s: float, timeout_s: float, look: Look | None
+) -> None:
     """Who listened says that all have been let in; who dialled sends nothing before that."""
     other = -1
     try:
         for other in (other for other in sockets if other > rank):
             sockets[other].sendall(_WELCOME)
         for other in (other for other in sockets if other < rank):
-            sockets[other].settimeout(timeout_s)
-            if sockets[other].recv(len(_WELCOME)) != _WELCOME:
-                raise ConnectionResetError
-    except OSError as error:
+            _hear_welcome(sockets[other], deadline_s, look)
+    except BaseException as error:
         for link in sockets.values():
             link.close()
         if isinstance(error, TimeoutError):
             raise PeerTimeout(f"rank {other} did not join the job within {timeout_s:g} s; is it stuck?") from None
-        raise PeerLost(f"rank {other} died while the job was joined; see its own output for why") from None
+        if isinstance(error, OSError):
+            raise PeerLost(f"rank {other} died while the job was joined; see its own output for why") from None
+        raise
+
+
+def _hear_welcome(link: socket.socket, deadline_s: float, look: Look | None) -> None:
+    while not can_read([link.fileno()], min(_LOOK_S, max(0.0, deadline_s - time.monotonic()))):
+        if look is not None:
+            look()
+        if time.monotonic() >= deadline_s:
+            raise TimeoutError
+    if link.recv(len(_WELCOME)) != _WELCOME:
+        raise ConnectionResetError
 
 
 def open_links(rail: Sequence[int], sockets: dict[int, socket.socket], watch: RankWatch) -> HostLinks:
