@@ -1,9 +1,10 @@
 """What a push does to a value.
 
-arithmetic.py   what a shard needs of numbers, as a protocol
-tensors.py      tensors as raw memory, and their dtypes by name
-reductions.py   semirings, their laws, means
-fused.py        where torch's fused kernels do what its plain ones do
-updates.py      update rules on tensors: reductions and torch.optim
-consistency.py  how async, bsp and bounded:k are written
+arithmetic.py        what a shard needs of numbers, as a protocol
+tensors.py           tensors as raw memory, and their dtypes by name
+reductions.py        semirings, their laws, means
+fused.py             where torch's fused kernels do what its plain ones do
+delayed_nesterov.py  an outer optimizer for changes that are pushed one at a time
+updates.py           update rules on tensors: reductions and torch.optim
+consistency.py       how async, bsp and bounded:k are written
 """

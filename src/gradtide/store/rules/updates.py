@@ -4,7 +4,9 @@
     add max min product         pushes are combined into the value, in async and in rounds alike
       logsumexp any all
     mean, trimmed_mean          the value is the round's mean; in async there is nothing to divide by, so it is refused
+    largest                     the value is the largest of the round's, which may be less than it was
     sgd, adam, adamw, …         one optimizer step with the mean (or `reduce="sum"`) of a round's gradients
+    delayed_nesterov            the same, by an optimizer of our own, for changes that workers push one at a time
 
 An optimizer is built on the server, by name and arguments, over each block by itself. That is the same as over the
 whole tensor exactly when every element's update depends on that element alone; so those where it doesn't are refused.
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from gradtide.errors import ConfigError
 from gradtide.store.rules.arithmetic import Arguments, BlockState, Contribution
+from gradtide.store.rules.delayed_nesterov import DelayedNesterov
 from gradtide.store.rules.fused import may_fuse
 from gradtide.store.rules.reductions import SEMIRINGS, Semiring, reduce_in_order, same, trimmed_mean, weighted_mean
 from gradtide.store.rules.tensors import dtype_name
@@ -47,8 +50,10 @@ _NOT_ELEMENTWISE = {
     "Adafactor": "it keeps sums of rows and columns",
     "SparseAdam": "it needs sparse gradients",
 }
-_OPTIMIZERS = {name.lower(): name for name in (*ELEMENTWISE, *_NOT_ELEMENTWISE)}
-_RULES = ("assign", "mean", "trimmed_mean", *SEMIRINGS)
+_OWN = {"delayed_nesterov": DelayedNesterov}  # elementwise too
+_OPTIMIZERS = {**{name.lower(): name for name in (*ELEMENTWISE, *_NOT_ELEMENTWISE)}, **{name: name for name in _OWN}}
+_NEED_ROUNDS = ("mean", "trimmed_mean", "largest")
+_RULES = ("assign", *_NEED_ROUNDS, *SEMIRINGS)
 # Choices of how torch computes; the server makes them.
 _INTERNAL = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 
@@ -124,19 +129,23 @@ def make_optimizer(rule: UpdateRule, parameters: Sequence[Tensor]) -> torch.opti
             f"{name} can't run on servers, which hold blocks: {_NOT_ELEMENTWISE[name]}; "
             "push with 'mean' and step on the workers"
         )
-    kind: Any = getattr(torch.optim, name)
+    kind: Any = _OWN.get(name) or getattr(torch.optim, name)
     known = [argument for argument in inspect.signature(kind).parameters if argument not in _INTERNAL]
     for argument in rule.arguments:
         if argument not in known:
             near = get_close_matches(argument, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
             raise ConfigError(f"{name} has no argument {argument!r}; {hint}")
-    fused = {"fused": True} if may_fuse(name, parameters[0], rule.arguments) else {}
+    fused = {"fused": True} if _may_fuse(name, parameters[0], rule.arguments) else {}
     try:
         optimizer: torch.optim.Optimizer = kind(parameters, **rule.arguments, **fused)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{name} refuses its arguments: {str(error).splitlines()[0]}") from error
     return optimizer
+
+
+def _may_fuse(name: str, parameter: Tensor, arguments: Mapping[str, Argument]) -> bool:
+    return name not in _OWN and may_fuse(name, parameter, arguments)
 
 
 class TorchArithmetic:
@@ -156,8 +165,8 @@ class TorchArithmetic:
                     f"{rule.name!r} is not registered on this server; name it in the server's configuration"
                 )
             _check(rule)
-        if rule.name in ("mean", "trimmed_mean") and spec.delay is None:
-            raise ConfigError(f"{spec.key!r} is async, and {rule.name} needs rounds; use bsp, bounded:k, or 'add'")
+        if rule.name in _NEED_ROUNDS and spec.delay is None:
+            raise ConfigError(f"{spec.key!r} is async, and {rule.name} needs rounds; use bsp, bounded:k, 'add' or 'max'")
         floats_only = rule.name in ("mean", "trimmed_mean") or (semiring is not None and semiring.floats_only)
         if floats_only and not value.is_floating_point():
             raise ConfigError(f"{spec.key!r} is {spec.dtype}, and {rule.name} needs a float dtype")
@@ -216,6 +225,8 @@ class _Reduced:
             return reduced if reduced.dtype == self._value.dtype else reduced.to(self._value.dtype)
         if self._rule.name == "assign":
             return weighted[-1][1]
+        if self._rule.name == "largest":
+            return reduce_in_order(SEMIRINGS["max"], [(None, value) for _, value in weighted])
         return weighted_mean(weighted) if self._rule.name == "mean" else trimmed_mean(weighted, _trim(self._rule))
 
     def apply(self, combined: Tensor) -> None:
@@ -281,7 +292,7 @@ class _Optimized:
         self._rule = UpdateRule(self._rule.name, {**self._rule.arguments, **changes}, self._rule.reduce)
         group = self._optimizer.param_groups[0]
         group.update(changes)
-        if bool(group.get("fused")) != may_fuse(_OPTIMIZERS[self._rule.name], self._parameter, self._rule.arguments):
+        if bool(group.get("fused")) != _may_fuse(_OPTIMIZERS[self._rule.name], self._parameter, self._rule.arguments):
             made = make_optimizer(self._rule, [self._parameter])  # as a server makes it that restores this block
             made.state = self._optimizer.state
             self._optimizer = made

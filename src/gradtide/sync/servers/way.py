@@ -8,24 +8,23 @@ every worker takes the same step with it.
 import atexit
 import contextlib
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradtide.errors import Closed, ConfigError, PeerLost
+from gradtide.errors import Closed, ConfigError
 from gradtide.events import Emit, GradientsSynchronised, Waiting
 from gradtide.handle import Handle
 from gradtide.processes.job_protocol import Dismissed
-from gradtide.store import Store, connect, update
+from gradtide.store import update
 from gradtide.sync.buckets import Buckets
 from gradtide.sync.guard import Guard, LateGuard, StateKeeper
 from gradtide.sync.job import Job
+from gradtide.sync.servers.attendance import Attendance, find_address
 from gradtide.sync.servers.averages import Averages
-from gradtide.sync.servers.lodging import Lodging
 from gradtide.sync.servers.options import ToldOptions, why_servers_cannot_step
 from gradtide.sync.servers.settings import Servers
 from gradtide.sync.trained import Trained, has_stepped
@@ -33,8 +32,6 @@ from gradtide.sync.ways import EveryStep
 
 __all__ = ["ServersWay"]
 
-_LOOK_S = 0.02
-_WORD_S = 5.0  # for the coordinator to say who has gone; while it is down work goes on without
 _NEARLY_NOUGHT = 1e-30  # what counts nothing beside anything else, and all where there is nothing else
 _CALM_STEPS = 3  # with one backward each, before gradients leave while backward goes on
 
@@ -49,15 +46,7 @@ class ServersWay(EveryStep):
     ) -> None:
         self._emit = emit
         self._job, self._overlap, self._mode = job, overlap, servers.mode
-        address = servers.address or job.store
-        consistency = servers.consistency
-        if address is None:
-            raise ConfigError("this job has no servers; start it with gradtide run --servers 2, or give their address=")
-        if address in job.served:
-            raise ConfigError(
-                f"this worker trains another model through the servers at {address} already; close it, or put both "
-                "into one module and wrap it with a list of optimizers"
-            )
+        address = find_address(job, servers)
         why = "share_parameters=False" if workers_step else why_servers_cannot_step(trained)
         if not why and has_stepped(trained.optimizer):
             why = "the optimizer has state of earlier steps, which servers would begin without"
@@ -69,21 +58,14 @@ class ServersWay(EveryStep):
             )
         who = f"the workers step ({why})" if why else "the servers step"
         self.reason = f"servers at {address}, {servers.mode}; {who}"
-        self._number = job.rank
-        self._round, self.led = 0, job.rank == 0  # the last round that was pushed for, and whether as the first worker
-        self._place = job.rank, job.size  # the job's own, which the store's members change while this way is gone
-        self._uneven, self._uneven_until = False, 0  # whether in join(); the last round that was in it
-        self._until = 0  # the first step that this worker need not take, once it is to go
-        job.apart = job.apart or job.elastic is not None
+        self.led = job.rank == 0  # whether it was the first worker in the last round that was pushed for
         self._calm, self._fired, self._hook = 0, set[int](), None
         self._keeper: StateKeeper | None = None
         self._pushed = False  # something, so that the servers may have stepped
         self._told = False  # whether the servers know the options of this step
         self._weighed: float | None = None  # what weigh() said for this step
-        self.store = self._connect(address, consistency, servers)
-        self._address = address
-        job.served.add(address)
-        self._lodging = Lodging(self.store, job, servers, *self._place)
+        self._attendance = Attendance(job, servers, address)
+        self.store, self._lodging = self._attendance.store, self._attendance.lodging
         self._options = ToldOptions(self.store, job, self._lodging, in_rounds=self._mode != "async")
         self._follow_members()
         self._waiting: list[Handle[None]] = []
@@ -149,25 +131,6 @@ class ServersWay(EveryStep):
 
     def _key(self, name: str) -> str:
         return self._lodging.key(name)
-
-    def _connect(self, address: str, consistency: str, servers: Servers) -> Store:
-        """One that was started again is refused while the lease of the one that died still runs."""
-        job, deadline_s = self._job, time.monotonic() + self._job.timeout_s
-        while True:
-            try:
-                return connect(
-                    address,
-                    worker=self._number,
-                    workers=job.size,
-                    consistency=consistency,
-                    secret_file=servers.secret_file,
-                    insecure_network=servers.insecure_network,
-                    timeouts=job.timeouts,
-                )
-            except PeerLost:
-                if not job.incarnation or time.monotonic() > deadline_s:
-                    raise
-                time.sleep(_LOOK_S)
 
     # --- a gradient's way ---
 
@@ -277,22 +240,17 @@ class ServersWay(EveryStep):
 
     def _follow_members(self) -> None:
         """Who is in the next step shares its batch; the first of them speaks for all."""
-        if self._until and self.store.step >= self._until:
+        if self._attendance.is_over:
             self.close()
             raise Dismissed(0)
-        if self._mode == "async" and self._job.elastic is None:
-            return  # who ends first has done its own part of every batch
-        members, led = self.store.members, self._job.rank == 0
-        if self._number in members:
-            self._job.rank, self._job.size = members.index(self._number), len(members)
-            self._options.took_over |= self._job.rank == 0 and not led
+        self._options.took_over |= self._attendance.follow_members()
 
     def depart(self) -> None:
         """Goes after the next few steps, when the others know it; in async, where nobody waits, at once."""
         if self._mode == "async":
             self.close()
             raise Dismissed(0)
-        self._until = self._until or self.store.announce_leave()
+        self._attendance.depart()
 
     def _wait_for_the_round(self) -> None:
         """In bsp, until the round is closed. Otherwise what was pushed may take its time: pull waits if it must."""
@@ -326,7 +284,7 @@ class ServersWay(EveryStep):
 
     def share_buffers(self, root: int = 0) -> None:
         """In bsp those of the first worker are there before the round can close. Otherwise they are the newest."""
-        buffers = self._buffers(self._round)
+        buffers = self._buffers(self._attendance.round)
         if not buffers:
             return
         if self.led:
@@ -343,12 +301,12 @@ class ServersWay(EveryStep):
     def _move_in(self) -> None:
         """Every worker begins with what worker 0 has, or with what is there."""
         trained, loose = self._trained, {**self._buffers(0), **self._buffers(1)}
-        if self._number == 0 and self._buffers(0).keys() <= set(self.store.keys()) and trained.buffers:
+        if self._attendance.number == 0 and self._buffers(0).keys() <= set(self.store.keys()) and trained.buffers:
             self.store.pull(self._buffers(0))  # of a checkpoint that was made when there was one key for each
         keys = self._values if self.servers_step else self._averages.room
         later = self._lodging.move_in(trained, keys, self._rule, loose, whole=self.workers_step)
         self._follow_members()
-        self._round = max(0, self.store.step - 1)
+        self._attendance.round = max(0, self.store.step - 1)
         if later and self.workers_step:
             raise ConfigError(
                 "this worker comes to a training that is under way, but servers that only average don't hold the "
@@ -357,7 +315,7 @@ class ServersWay(EveryStep):
         self._pull_all()
 
     def _pull_all(self) -> None:
-        wanted = {**self._buffers(self._round), **(self._values if self.servers_step else {})}
+        wanted = {**self._buffers(self._attendance.round), **(self._values if self.servers_step else {})}
         if wanted:
             self.store.pull(wanted)
 
@@ -370,34 +328,17 @@ class ServersWay(EveryStep):
         """Before the first gradient leaves, so that the round can't close without it: buffers, and options."""
         if self._told:
             return
-        self._check_all_go_on(self.store.step)
+        self._attendance.check_all_go_on(self.store.step)
         self._pushed = True
-        self._told, self._round, self.led = True, self.store.step, self._job.rank == 0
-        if self.led and self._mode == "bsp" and (buffers := self._buffers(self._round)):
+        self._told, self._attendance.round, self.led = True, self.store.step, self._job.rank == 0
+        if self.led and self._mode == "bsp" and (buffers := self._buffers(self._attendance.round)):
             self.store.push(buffers, wait=True)
         if self.servers_step:
             self._options.tell()
 
-    def _check_all_go_on(self, round_: int) -> None:
-        """One who has taken its last step has no part in this round, which would be a step of the others' parts."""
-        if self._mode == "async" or self._job.elastic is not None or self._uneven or round_ <= self._uneven_until:
-            return
-        for member in self.store.ended:
-            if member.until <= round_ and member.client in self._lodging.clients:
-                raise ConfigError(
-                    f"worker {member.worker} has taken its last step, or was lost, and worker {self._number} takes "
-                    "another; give all workers as many steps: leave a loop over gradtide.shard on all of them or on "
-                    "none, and put loops of different lengths into `with model.join():`"
-                )
-
-    @contextmanager
-    def uneven(self) -> Iterator[None]:
+    def uneven(self) -> AbstractContextManager[None]:
         """In it some workers may take more steps than others: who goes on shares the batches of those who ended."""
-        self._uneven = True
-        try:
-            yield
-        finally:
-            self._uneven, self._uneven_until = False, self._round
+        return self._attendance.uneven()
 
     def begin_again(self) -> None:
         self._waiting.clear()
@@ -411,16 +352,14 @@ class ServersWay(EveryStep):
 
     def finish(self) -> None:
         """The last pushes must arrive, and those who are behind must know that our part of their rounds is there."""
-        announced = self._mode != "async" and self._number in self.store.members
-        if announced:
-            self.store.announce_leave(now=True)
+        announced = self._attendance.announce_end()
         waiting, self._waiting = self._waiting, []
         for handle in waiting:
             handle.wait(self._job.timeout_s)
         if announced and self._job.elastic is None:
-            self.store.wait_until_leave_is_known(_WORD_S)
+            self._attendance.wait_until_end_is_known()
             if self._pushed:  # else it has taken no step that others could have missed
-                self._check_all_go_on(self._round)
+                self._attendance.check_all_go_on(self._attendance.round)
 
     def _let_go_of_state(self, keeper: StateKeeper) -> None:
         """What the optimizer has learnt stays with the servers: it can't go on as if it had learnt nothing."""
@@ -436,10 +375,7 @@ class ServersWay(EveryStep):
             self._hook.remove()
         if self._keeper is not None:
             self._let_go_of_state(self._keeper)
-        self._job.ended |= self._lodging.clients
-        self.store.close()
-        self._job.served.discard(self._address)
-        self._job.rank, self._job.size = self._place
+        self._attendance.close()
 
 
 def _is_stateless(optimizer: torch.optim.Optimizer) -> bool:
