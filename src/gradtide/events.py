@@ -18,6 +18,7 @@ __all__ = [
     "Event",
     "GradientsReady",
     "GradientsSynchronised",
+    "LocalWindow",
     "ParametersUpdated",
     "Waiting",
     "ignore",
@@ -49,6 +50,17 @@ class GradientsSynchronised(Event):
     """Every device holds the gradient of the whole batch."""
 
     wire_bytes: int  # what went from one device to another
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWindow(Event):
+    """What a worker changed by itself in some steps is in the base on the servers. Where each shard was in its one
+    order of updates, as [shard, epoch, sequence]: when the worker pulled the base that it began with, and when its
+    change was applied. With all workers' windows an asynchronous run can be replayed."""
+
+    steps: int
+    began: list[list[int]]
+    applied: list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ class DataParallel(nn.Module):
     def _differences(self) -> list[str]:
         if self._job.size == 1:
             return []
-        found, modules, mode = [], list(self.module.modules()), getattr(self._sync, "mode", "bsp")
+        found, modules, mode = [], list(self.module.modules()), _mode(self._sync)
         if any(isinstance(module, nn.modules.batchnorm._NormBase) for module in modules):
             found.append("unlike in one process, batch normalisation sees each worker's own part of a batch")
         if any(map(_draws, modules)):
@@ -225,6 +225,11 @@ def _refuse_sync_batch_norm(module: nn.Module, job: Job) -> None:
                     f"{name} is a SyncBatchNorm, which would quietly normalise by each worker's own part: it needs "
                     "torch.distributed.init_process_group() first, and an accelerator; or use BatchNorm, or GroupNorm"
                 )
+
+
+def _mode(sync: object) -> str:
+    servers = sync.over if isinstance(sync, Local) else sync
+    return servers.mode if isinstance(servers, Servers) else "bsp"
 
 
 def _draws(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from gradtide.kernels.combine import ELEMENTS
 from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync.alone import Alone
 from gradtide.sync.job import Job
-from gradtide.sync.local import Local, LocalSteps, OuterState
+from gradtide.sync.local import Local, LocalOverServers, LocalSteps, OuterState, TogetherFirst
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import Servers, ServersWay
 from gradtide.sync.shared.way import SharedParameters
@@ -47,6 +47,8 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
         return ServersWay(trained, job, wishes.sync, emit, overlap=wishes.overlap, workers_step=each)
     if isinstance(wishes.sync, Local):
         _check_local(trained, job, wishes)
+        if wishes.sync.over is not None:
+            return _choose_over_servers(trained, job, wishes.sync, wishes, emit)
     if job.group is None:
         local = wishes.sync if isinstance(wishes.sync, Local) else None
         return Alone(emit) if local is None else LocalSteps(trained, job, None, local, wishes.outer, None, emit)
@@ -91,6 +93,19 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
     return Reduce(trained, job.group, None, reason, emit, overlap=wishes.overlap)
 
 
+def _choose_over_servers(trained: Trained, job: Job, local: Local, wishes: Wishes, emit: Emit) -> Way:
+    if job.size > 1:
+        _check_modules(trained)
+    if not local.after:
+        return LocalOverServers(trained, job, local, emit)
+    if job.elastic is not None:
+        raise ConfigError(
+            "Local(after=...) over servers: who comes in the steps that are taken together finds no parameters there; "
+            "leave after= out, or --min-workers and the like"
+        )
+    return TogetherFirst(trained, job, local, emit, overlap=wishes.overlap)
+
+
 def _check_modules(trained: Trained) -> None:
     """Some modules change their parameters in forward, each worker's by its own part of the batch."""
     for name, module in trained.module.named_modules():
@@ -104,7 +119,9 @@ def _check_modules(trained: Trained) -> None:
 def _check_local(trained: Trained, job: Job, wishes: Wishes) -> None:
     if len(trained.optimizers) > 1:
         raise ConfigError("Local counts the steps of one optimizer; give one for all parameters, in groups if need be")
-    if job.elastic is not None:
+    local = wishes.sync
+    over_servers = isinstance(local, Local) and local.over is not None
+    if job.elastic is not None and not over_servers:
         raise ConfigError("Local can't go on without a worker that dies yet; leave --min-workers and the like out")
     if wishes.share_parameters:
         raise ConfigError("with Local each worker has parameters of its own; leave share_parameters= out")

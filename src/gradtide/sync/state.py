@@ -172,6 +172,10 @@ class Options:
         self._steps += 1
         self._at_step = _digest(f"{self._steps} {self.digest()!r}")
 
+    def digest_at_step(self) -> bytes:
+        """Of how many steps there were, and of what the options were at the last."""
+        return self._at_step
+
     def told(self) -> Tensor:
         """For an all-reduce of maxima: what they are, and were at the last step, each with its opposite."""
         both = _bytes(self.digest() + self._at_step)

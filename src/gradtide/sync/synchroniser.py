@@ -17,6 +17,7 @@ from gradtide.sync.backward import BackwardHooks
 from gradtide.sync.choose import TRIAL_STEPS, Wishes, can_be_shared, choose_way
 from gradtide.sync.guard import Trial
 from gradtide.sync.job import Job
+from gradtide.sync.local import LocalOverServers, TogetherFirst
 from gradtide.sync.servers import ServersWay
 from gradtide.sync.state import LastStep
 from gradtide.sync.trained import Trained, find_trained
@@ -25,6 +26,7 @@ from gradtide.sync.ways import Way
 __all__ = ["Synchroniser"]
 
 T = TypeVar("T")
+OverServers = ServersWay | LocalOverServers | TogetherFirst
 
 
 class Synchroniser:
@@ -99,8 +101,8 @@ class Synchroniser:
         self.way.saw()
         if self._synchronising:
             self._end_backward(added)
-        one_weight = not self.way.is_collective and self._hooks.accumulating  # so it is over servers, a step
-        if self._wishes.trial and not one_weight:  # fit's stays: other devices may have used what this one did not
+        stays = self.way.one_weight and self._hooks.accumulating
+        if self._wishes.trial and not stays:  # fit's stays: other devices may have used what this one did not
             self._weighed = None
 
     def _end_backward(self, added: bool) -> None:
@@ -146,7 +148,7 @@ class Synchroniser:
         self._weighed = self.way.weigh(terms if counts else 0.0, counts)
 
     def _check_weighed(self) -> None:
-        if not self.way.is_collective and self._hooks.holding:
+        if self.way.one_weight and self._hooks.holding:
             raise ConfigError(
                 "over servers a step has one weight: weigh() can't differ between the backwards of a step; sum the "
                 "losses and call backward once, or train without servers"
@@ -308,14 +310,14 @@ class Synchroniser:
     def follow(self) -> None:
         """Trains what the program asks for now: parameters were frozen, unfrozen, converted, given to an optimizer."""
         old, hooks = self._trained, self._hooks
-        if not isinstance(self.way, ServersWay):
+        if not isinstance(self.way, OverServers):
             self.way.finish()
         new = find_trained(old.module, old.optimizers, old.clip_norm, broadcast_buffers=old.broadcast_buffers)
         self._check_left(new)
         self._trained = new
         self._given.clear()  # whatever stays here is new to the way
         self._given_half.clear()
-        if isinstance(self.way, ServersWay):
+        if isinstance(self.way, OverServers):
             self._hooks.remove()
             self.way.follow(self._trained)
             self._hooks = self._watch()
@@ -337,7 +339,7 @@ class Synchroniser:
 
     def around(self, change: Callable[[], T]) -> T:
         """Converts the model (`.double()`, `.to(...)`), on all workers: its way ends, and begins anew afterwards."""
-        if isinstance(self.way, ServersWay):
+        if isinstance(self.way, OverServers):
             raise ConfigError("the servers hold the parameters as they are; convert the model before wrapping it")
         if self._job.size > 1 and self._hooks.accumulating:
             raise ConfigError(
@@ -438,7 +440,7 @@ class Synchroniser:
     def join(self) -> Iterator[None]:
         """Who leaves this block first takes part in the others' steps, with nothing to add, until all are done."""
         self._joining = True
-        over_servers = self.way.uneven() if isinstance(self.way, ServersWay) else contextlib.nullcontext()
+        over_servers = self.way.uneven() if isinstance(self.way, OverServers) else contextlib.nullcontext()
         try:
             with over_servers:
                 yield

@@ -18,6 +18,10 @@ class Way(Protocol):
 
     # --- a gradient's way ---
 
+    @property
+    def one_weight(self) -> bool:
+        """Whether a step has one weight, however many backwards it has."""
+
     def measure(self, weight: float) -> float:
         """What the gradient of a part counts here that is this share of the batch."""
 
@@ -104,7 +108,7 @@ class Way(Protocol):
 class EveryStep:
     """The part of a way that synchronises at every step: a gradient counts what its part of the batch does."""
 
-    apart = 0
+    apart, one_weight = 0, False
 
     def measure(self, weight: float) -> float:
         return weight

@@ -6,17 +6,19 @@ base with the mean. Buffers are not looked at.
 """
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from gradtide.even_share import even_share
+from gradtide.store.rules.reductions import weighted_mean
 from gradtide.store.rules.updates import make_optimizer
 from gradtide.store.wire.messages import UpdateRule
+from gradtide.store.wire.placement import block_count, block_span
 
-__all__ = ["play_local"]
+__all__ = ["play_local", "served_outer"]
 
 
 @dataclass(slots=True)
@@ -29,6 +31,53 @@ class _Player:
         return list(self.model.parameters())
 
 
+Weighted = Sequence[tuple[float | None, Tensor]]
+Step = Callable[[Sequence[Weighted]], None]  # with the changes of each parameter, by worker
+
+
+def _outer(rule: UpdateRule, base: list[nn.Parameter]) -> Step:
+    """As collectives do it."""
+    optimizer = make_optimizer(rule, base)
+
+    def step(changes: Sequence[Weighted]) -> None:
+        for kept, weighted in zip(base, changes, strict=True):
+            kept.grad = _mean_in_rank_order(weighted)
+        optimizer.step()
+
+    return step
+
+
+def served_outer(rule: UpdateRule, base: Sequence[Tensor]) -> Step:
+    """As servers do it, block by block."""
+    blocks = [[nn.Parameter(part) for part in _split(kept.detach())] for kept in base]
+    optimizers = [[make_optimizer(rule, [part]) for part in parts] for parts in blocks]
+
+    def step(changes: Sequence[Weighted]) -> None:
+        for parts, rules, weighted in zip(blocks, optimizers, changes, strict=True):
+            for number, (part, optimizer) in enumerate(zip(parts, rules, strict=True)):
+                part.grad = weighted_mean([(weight, _split(change)[number]) for weight, change in weighted])
+                optimizer.step()
+
+    return step
+
+
+def _split(tensor: Tensor) -> list[Tensor]:
+    flat = tensor.reshape(-1)
+    count = block_count(flat.numel(), flat.element_size())
+    return [flat[slice(*block_span(block, flat.numel(), flat.element_size()))] for block in range(count)]
+
+
+def _mean_in_rank_order(weighted: Weighted) -> Tensor:
+    """Each product is rounded, then each sum."""
+    if len(weighted) == 1:
+        return weighted[0][1]
+    weights = [1.0 if weight is None else weight for weight, _ in weighted]
+    total = weighted[0][1] * weights[0]
+    for weight, (_, change) in zip(weights[1:], weighted[1:], strict=True):
+        total = total + change * weight
+    return total / sum(weights)
+
+
 def play_local(
     model: nn.Module,
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
@@ -38,12 +87,16 @@ def play_local(
     every: int,
     outer: UpdateRule,
     after: int = 0,
+    *,
+    over_servers: bool = False,
 ) -> nn.Module:
-    """The model that all have after the last batch, when they meet; who has no sample of a batch takes no step."""
+    """The model that all have after the last batch, when they meet; who has no sample of a batch takes no step.
+
+    Servers round the weighted mean in their own way, and step each block by itself."""
     copies = [copy.deepcopy(model) for _ in range(workers)]
     players = [_Player(one, optimizer(one.parameters())) for one in copies]
     base = [nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
-    rule = make_optimizer(outer, base)
+    step = served_outer(outer, base) if over_servers else _outer(outer, base)
     apart = 0
     for steps, (x, y) in enumerate(batches, 1):
         parts = [even_share(len(x), rank, workers) for rank in range(workers)]
@@ -62,10 +115,10 @@ def play_local(
         if steps == after:
             _take(base, players[0])
         if apart == every:
-            _meet(players, base, rule)
+            _meet(players, base, step)
             apart = 0
     if apart:
-        _meet(players, base, rule)
+        _meet(players, base, step)
     return players[0].model
 
 
@@ -87,15 +140,13 @@ def _take(base: list[nn.Parameter], player: _Player) -> None:
 
 
 @torch.no_grad()
-def _meet(players: list[_Player], base: list[nn.Parameter], rule: torch.optim.Optimizer) -> None:
-    total = sum(player.samples for player in players)
-    for number, kept in enumerate(base):
-        changes = [(kept - player.parameters()[number]) * player.samples for player in players]
-        mean = changes[0]
-        for change in changes[1:]:
-            mean = mean + change
-        kept.grad = mean / total if len(players) > 1 else kept - players[0].parameters()[number]
-    rule.step()
+def _meet(players: list[_Player], base: list[nn.Parameter], step: Step) -> None:
+    step(
+        [
+            [(player.samples, kept - player.parameters()[number]) for player in players]
+            for number, kept in enumerate(base)
+        ]
+    )
     for player in players:
         player.samples = 0.0
         for kept, own in zip(base, player.parameters(), strict=True):

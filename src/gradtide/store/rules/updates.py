@@ -166,7 +166,7 @@ class TorchArithmetic:
                 )
             _check(rule)
         if rule.name in _NEED_ROUNDS and spec.delay is None:
-            raise ConfigError(f"{spec.key!r} is async, and {rule.name} needs rounds; use bsp, bounded:k, 'add' or 'max'")
+            raise ConfigError(f"{spec.key!r} is async, and {rule.name} needs rounds; use bsp, bounded:k or 'add'")
         floats_only = rule.name in ("mean", "trimmed_mean") or (semiring is not None and semiring.floats_only)
         if floats_only and not value.is_floating_point():
             raise ConfigError(f"{spec.key!r} is {spec.dtype}, and {rule.name} needs a float dtype")

@@ -23,7 +23,7 @@ __all__ = ["LocalSteps"]
 class LocalSteps:
     """The way of workers that step by themselves and meet now and then; `dense` is theirs until then."""
 
-    is_collective, store, servers_step, workers_step = True, None, False, True
+    is_collective, store, servers_step, workers_step, one_weight = True, None, False, True, False
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ class Attendance:
         self.number = job.rank
         self._place = job.rank, job.size  # the job's own, which the store's members change while this way is gone
         self._uneven, self._uneven_until = False, 0  # whether in join(); the last round that was in it
+        self.was_uneven = False
         self.round = 0  # the last one that was pushed for
         self._until = 0  # the first step that this worker need not take, once it is to go
         job.apart = job.apart or job.elastic is not None
@@ -97,7 +98,7 @@ class Attendance:
     @contextmanager
     def uneven(self) -> Iterator[None]:
         """In it some workers may take more steps than others: who goes on shares the batches of those who ended."""
-        self._uneven = True
+        self._uneven = self.was_uneven = True
         try:
             yield
         finally:

@@ -54,8 +54,10 @@ class Lodging:
         loose: Mapping[str, Tensor],
         *,
         whole: bool,
+        said: Sequence[str] = (),
     ) -> bool:
         """Worker 0 makes what is not there yet: `keys` have rounds and rules, `loose` ones hold what was assigned last.
+        What was `said` of the training must be the same on all workers, too.
 
         Every worker begins with worker 0's values of what is no key itself: frozen parameters; or, with `whole`, all,
         since the keys are of gradients. Returns whether this worker came later.
@@ -63,9 +65,9 @@ class Lodging:
         named = trained.everything if whole else [(n, p) for n, p in trained.everything if self.key(n) not in keys]
         values = {self.key(_VALUE + name): parameter.detach() for name, parameter in named}
         if self._number == 0:
-            self._make(trained, keys, rule_of, {**loose, **values})
+            self._make([*outline(trained), *said], keys, rule_of, {**loose, **values})
         self.wait_for([self.key(_OUTLINE), self.key(_FIRST_ROUND)])
-        self._compare(trained)
+        self._compare([*outline(trained), *said])
         self.wait_for([*keys, *loose, *values])
         if values:
             self._store.pull(values)
@@ -84,10 +86,12 @@ class Lodging:
             self.clients = frozenset(member.client for member in self._store.round_members)
         later = bool(self._job.incarnation or self._job.behind)
         if later and self._job.elastic is not None:
-            self._hear_script()
+            self.hear_script()
         return later
 
-    def _make(self, trained: Trained, keys: Mapping[str, Tensor], rule_of: RuleOf, loose: Mapping[str, Tensor]) -> None:
+    def _make(
+        self, own: Sequence[str], keys: Mapping[str, Tensor], rule_of: RuleOf, loose: Mapping[str, Tensor]
+    ) -> None:
         again = self.key(_OUTLINE) in set(self._store.keys())
         if again and not self._servers.resume and not self._job.incarnation:
             what = f"{self._servers.name!r}" if self._servers.name else "a training"
@@ -99,7 +103,7 @@ class Lodging:
         there = set(self._store.keys())
         missing = {key: value for key, value in loose.items() if key not in there}
         if not again:
-            said = torch.frombuffer(bytearray("\n".join(outline(trained)).encode()), dtype=torch.uint8)
+            said = torch.frombuffer(bytearray("\n".join(own).encode()), dtype=torch.uint8)
             begun = torch.tensor(self._wait_for_all())
             missing |= {self.key(_OUTLINE): said, self.key(_FIRST_ROUND): begun}
             if self._job.elastic is not None:
@@ -119,11 +123,10 @@ class Lodging:
             if key not in there:
                 self._store.init(key, value, update=rule_of(key))
 
-    def _compare(self, trained: Trained) -> None:
+    def _compare(self, own: Sequence[str]) -> None:
         """What worker 0 has built must be what this one has."""
         theirs = bytes(self._store.pull(self.key(_OUTLINE)).tolist()).decode().split("\n")
-        own = outline(trained)
-        if theirs != own:
+        if theirs != list(own):
             raise ConfigError(
                 f"this worker's model is not the one on the servers: {difference(theirs, own, 'the servers')}; build "
                 "the same on all"
@@ -188,7 +191,7 @@ class Lodging:
         padded = text.ljust(_SCRIPT_BYTES, b" ")
         self._store.push(self.key(_SCRIPT), torch.frombuffer(bytearray(padded), dtype=torch.uint8), wait=True)
 
-    def _hear_script(self) -> None:
+    def hear_script(self) -> None:
         text = bytes(self._store.pull(self.key(_SCRIPT)).tolist()).strip(b" \0")
         if text:
             self._job.epoch_began, told = msgspec.json.decode(text)

@@ -40,6 +40,7 @@ class ServersWay(EveryStep):
     """The way of workers whose parameters live on servers."""
 
     is_collective = False  # everybody comes and goes by itself
+    one_weight = True
 
     def __init__(
         self, trained: Trained, job: Job, servers: Servers, emit: Emit, *, overlap: bool, workers_step: bool = False

@@ -1,0 +1,123 @@
+"""Local steps over servers, after some that are taken together: two trainings on the servers, one after the other.
+
+At first the servers average gradients, and every worker takes the same step; then the base is made of the parameters
+that all have, and each steps by itself.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from torch import Tensor
+
+from gradtide.events import Emit
+from gradtide.store import Store
+from gradtide.sync.job import Job
+from gradtide.sync.local.servers import LocalOverServers
+from gradtide.sync.local.settings import Local
+from gradtide.sync.servers import ServersWay
+from gradtide.sync.trained import Trained
+
+__all__ = ["TogetherFirst"]
+
+
+class TogetherFirst:
+    """Goes the way that it is on just now."""
+
+    is_collective, servers_step, workers_step = False, False, True
+
+    def __init__(self, trained: Trained, job: Job, local: Local, emit: Emit, *, overlap: bool) -> None:
+        assert local.over is not None
+        self._trained, self._job, self._local, self._emit = trained, job, local, emit
+        first = replace(local.over, name=f"{local.over.name} together")
+        self._steps = 0
+        self._now: ServersWay | LocalOverServers = ServersWay(
+            trained, job, first, emit, overlap=overlap, workers_step=True
+        )
+
+    @property
+    def reason(self) -> str:
+        begin = f"after {self._local.after} steps taken together, local steps; now: " if self._is_together else ""
+        return begin + self._now.reason
+
+    @property
+    def _is_together(self) -> bool:
+        return self._steps < self._local.after
+
+    def stepped(self) -> None:
+        if not self._is_together:
+            self._now.stepped()
+            return
+        self._now.stepped()
+        self._steps += 1
+        if not self._is_together:
+            self._now.finish()
+            self._now.close()
+            self._now = LocalOverServers(self._trained, self._job, self._local, self._emit)
+
+    def follow(self, trained: Trained) -> None:
+        self._trained = trained
+        self._now.follow(trained)
+
+    # --- as the way that it is on ---
+
+    @property
+    def one_weight(self) -> bool:
+        return self._now.one_weight
+
+    @property
+    def store(self) -> Store:
+        return self._now.store
+
+    @property
+    def led(self) -> bool:
+        return self._now.led
+
+    @property
+    def apart(self) -> int:
+        return self._now.apart
+
+    def measure(self, weight: float) -> float:
+        return self._now.measure(weight)
+
+    def ready(self, index: int, weight: float) -> None:
+        self._now.ready(index, weight)
+
+    def synchronise(self, weights: Sequence[float], late: bool) -> None:
+        self._now.synchronise(weights, late)
+
+    def saw(self) -> None:
+        self._now.saw()
+
+    def check_step(self) -> None:
+        self._now.check_step()
+
+    def step(self, weights: Sequence[float]) -> None:
+        self._now.step(weights)
+
+    def weigh(self, terms: float, otherwise: float) -> float:
+        return self._now.weigh(terms, otherwise)
+
+    def edit(self) -> AbstractContextManager[None]:
+        return self._now.edit()
+
+    def share_buffers(self, root: int = 0) -> None:
+        self._now.share_buffers(root)
+
+    def add_up(self, numbers: Tensor) -> Tensor:
+        return self._now.add_up(numbers)
+
+    def uneven(self) -> AbstractContextManager[None]:
+        return self._now.uneven()
+
+    def depart(self) -> None:
+        self._now.depart()
+
+    def finish(self) -> None:
+        self._now.finish()
+
+    def begin_again(self) -> None:
+        self._now.begin_again()
+
+    def close(self) -> None:
+        self._now.close()
