@@ -12,7 +12,7 @@ from torch.nn import functional
 import gradtide
 from gradtide.errors import ConfigError
 from gradtide.sync import Job, Local
-from gradtide.testing.local_oracle import play_local
+from gradtide.testing.local_oracle import LocalPlan, play_local
 
 NESTEROV = gradtide.update("sgd", lr=0.7, momentum=0.9, nesterov=True)
 
@@ -27,9 +27,7 @@ def played(model, optimizer, size, steps, local, batch=29):
             functional.cross_entropy,
             training.batches(torch.float64, steps, batch),
             size,
-            local.every,
-            local.rule,
-            local.after,
+            LocalPlan(local.every, local.rule, local.after),
         )
     finally:
         torch.set_num_threads(threads)

@@ -9,7 +9,7 @@ from torch.nn import functional
 import gradtide
 from gradtide import Servers
 from gradtide.sync import Local
-from gradtide.testing.local_oracle import play_local
+from gradtide.testing.local_oracle import LocalPlan, play_local
 
 NESTEROV = gradtide.update("sgd", lr=0.7, momentum=0.9, nesterov=True)
 
@@ -35,10 +35,7 @@ def played(optimizer, size, steps, local, batch=29):
             functional.cross_entropy,
             training.batches(torch.float64, steps, batch),
             size,
-            local.every,
-            local.rule,
-            local.after,
-            over_servers=True,
+            LocalPlan(local.every, local.rule, local.after, over_servers=True),
         )
     finally:
         torch.set_num_threads(threads)

@@ -80,7 +80,9 @@ def together(job: Job, work: Callable[[Group | None], T]) -> T:
         try:
             group = job.group if job.meets else None
             with nullcontext() if group is None else group.purpose(_PURPOSE):
-                return work(group)
+                done = work(group)
+            job.exchanges += 1
+            return done
         except CommunicationError as error:
             if job.elastic is None or job.recover is None:
                 raise

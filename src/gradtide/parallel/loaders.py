@@ -53,7 +53,7 @@ class GivenBatches(Iterable[Any]):
                     return
                 job.behind, job.batches = job.behind - 1, job.batches + 1
                 continue
-            if self._check and (first or job.agreed != job.generation):
+            if self._check and job.held is None and (first or job.agreed != job.generation):
                 compare(job, partial(digest, None if batch is _END else batch))
             first = False
             if batch is _END:

@@ -135,7 +135,8 @@ class Order(Iterator[Any]):
 
     def go_on(self) -> bool:
         """Before a batch is given: agrees with those who are there now, if they are not those of the last batch."""
-        if self._job.elastic is None or self._job.agreed == self._job.generation or self._job.behind:
+        job = self._job
+        if job.elastic is None or job.agreed == job.generation or job.behind or job.held is not None:
             return False
         together(self._job, self._meet)
         return True

@@ -64,7 +64,8 @@ class shard(Iterable[Any]):
     def _part(self, batch: Any, loop: object) -> Any:
         job = self._job
         samples = count_samples(batch, self._whole)
-        begin, end = even_share(samples, job.rank, job.size)
+        rank, size = job.held or (job.rank, job.size)
+        begin, end = even_share(samples, rank, size) if rank >= 0 else (0, 0)
         job.share = job.shares[loop] = BatchShare(end - begin, samples)
         first, last = (0, 1) if begin == end else (begin, end)
         return cut(batch, first, last, self._whole)

@@ -14,6 +14,7 @@ shared/           one host: parameters in shared memory, each rank reduces and u
 buckets.py        buckets of gradients that leave while backward goes on
 reduce.py         collectives: all-reduce the buckets, then every rank takes the same step
 servers/          a parameter server: push gradients, pull values
+uneven.py         workers with more and with fewer batches
 synchroniser.py   a worker's steps along its way, and along the next one when workers come, go or die
 """
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import nn
 
 from gradtide.collective import Group
@@ -14,6 +15,7 @@ from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync.alone import Alone
 from gradtide.sync.job import Job
 from gradtide.sync.local import Local, LocalOverServers, LocalSteps, OuterState, TogetherFirst
+from gradtide.sync.local.progress import WindowProgress, gather_progress
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import Servers, ServersWay
 from gradtide.sync.shared.way import SharedParameters
@@ -21,7 +23,7 @@ from gradtide.sync.state import compare_models, share_buffers, share_state
 from gradtide.sync.trained import Trained
 from gradtide.sync.ways import Way
 
-__all__ = ["TORCH", "TRIAL_STEPS", "Wishes", "can_be_shared", "choose_way"]
+__all__ = ["TORCH", "TRIAL_STEPS", "Wishes", "can_be_shared", "choose_way", "open_group"]
 
 TORCH = "torch.distributed"  # sync=: gradients go through torch's own group for the device
 TRIAL_STEPS = 3  # that a program takes with model.step(), editing nothing, before parameters are shared
@@ -46,25 +48,20 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
         each = wishes.share_parameters is False
         return ServersWay(trained, job, wishes.sync, emit, overlap=wishes.overlap, workers_step=each)
     if isinstance(wishes.sync, Local):
-        _check_local(trained, job, wishes)
+        _check_local(trained, wishes)
         if wishes.sync.over is not None:
             return _choose_over_servers(trained, job, wishes.sync, wishes, emit)
     if job.group is None:
         local = wishes.sync if isinstance(wishes.sync, Local) else None
         return Alone(emit) if local is None else LocalSteps(trained, job, None, local, wishes.outer, None, emit)
     _check_modules(trained)
-    with job.group.purpose("in DataParallel(...), or where it begins anew, which all workers do together"):
-        compare_models(trained, job.group)
-    beside = _beside(trained, job.group, wishes)
-    spread: Group | DeviceGroup = beside or job.group
-    for _, parameter in trained.everything:
-        spread.broadcast(parameter.data)
-    share_buffers(trained, spread)
-    if not (isinstance(wishes.sync, Local) and wishes.outer.steps):  # then it is each worker's own
-        share_state(trained, job, job.group, spread)
+    spread = open_group(trained, job, wishes)
+    assert spread is not None
     if isinstance(wishes.sync, Local):
-        dense = Reduce(trained, spread, None, "", emit, overlap=wishes.overlap) if wishes.sync.after else None
-        return LocalSteps(trained, job, spread, wishes.sync, wishes.outer, dense, emit)
+        return _choose_local(trained, job, wishes, spread, emit)
+    beside = spread if isinstance(spread, DeviceGroup) else None
+    _begin_alike(trained, spread)
+    share_state(trained, job, job.group, spread)
     hindrance = _why_not_shared(trained, job)
     if wishes.share_parameters and (hindrance or wishes.sync != "auto"):
         raise ConfigError(f"parameters can't be shared: {hindrance or 'that goes with sync=auto alone'}")
@@ -106,6 +103,41 @@ def _choose_over_servers(trained: Trained, job: Job, local: Local, wishes: Wishe
     return TogetherFirst(trained, job, local, emit, overlap=wishes.overlap)
 
 
+def open_group(trained: Trained, job: Job, wishes: Wishes) -> Group | DeviceGroup | None:
+    """Over which the parameters of all workers go, who have built the same. None: there is one worker."""
+    if job.group is None:
+        return None
+    with job.group.purpose("in DataParallel(...), or where it begins anew, which all workers do together"):
+        compare_models(trained, job.group)
+    return _beside(trained, job.group, wishes) or job.group
+
+
+def _begin_alike(trained: Trained, spread: Group | DeviceGroup) -> None:
+    for _, parameter in trained.everything:
+        spread.broadcast(parameter.data)
+    share_buffers(trained, spread)
+
+
+def _choose_local(trained: Trained, job: Job, wishes: Wishes, spread: Group | DeviceGroup, emit: Emit) -> LocalSteps:
+    local, known = wishes.sync, wishes.outer
+    assert isinstance(local, Local)
+    assert job.group is not None
+    if job.elastic is not None and known.generation != job.generation:
+        members = gather_progress(WindowProgress(), job.group)
+        if members.under_way and members.steps >= local.after:  # the others are apart, and we have just come
+            newcomer = LocalSteps(trained, job, spread, local, known, None, emit)
+            newcomer.join(members)
+            return newcomer
+    _begin_alike(trained, spread)
+    if known.alike:
+        share_state(trained, job, job.group, spread)
+        steps = torch.tensor([known.steps])
+        job.group.broadcast(steps)
+        known.steps = int(steps)
+    dense = Reduce(trained, spread, None, "", emit, overlap=wishes.overlap) if local.after else None
+    return LocalSteps(trained, job, spread, local, known, dense, emit)
+
+
 def _check_modules(trained: Trained) -> None:
     """Some modules change their parameters in forward, each worker's by its own part of the batch."""
     for name, module in trained.module.named_modules():
@@ -116,13 +148,9 @@ def _check_modules(trained: Trained) -> None:
             )
 
 
-def _check_local(trained: Trained, job: Job, wishes: Wishes) -> None:
+def _check_local(trained: Trained, wishes: Wishes) -> None:
     if len(trained.optimizers) > 1:
         raise ConfigError("Local counts the steps of one optimizer; give one for all parameters, in groups if need be")
-    local = wishes.sync
-    over_servers = isinstance(local, Local) and local.over is not None
-    if job.elastic is not None and not over_servers:
-        raise ConfigError("Local can't go on without a worker that dies yet; leave --min-workers and the like out")
     if wishes.share_parameters:
         raise ConfigError("with Local each worker has parameters of its own; leave share_parameters= out")
 

@@ -58,6 +58,8 @@ class Job:
     share: BatchShare | None = None  # of the batch that is being worked on; None when nobody said
     shares: dict[object, BatchShare] = field(default_factory=dict)  # of each loop over `shard` that is under way
     batches: int = 0  # that `shard` has given so far
+    held: tuple[int, int] | None = None  # until local steps meet: the rank (-1: none) and size that batches are cut by
+    exchanges: int = 0  # about what is in batches that this worker has finished
     behind: int = 0  # batches that the others were given before this worker came
     undone: bool = False  # the step of the last batch was lost with a worker: `shard` gives it again
     apart: bool = False  # each worker comes and goes by itself, so they can't agree on anything but through servers
@@ -115,6 +117,11 @@ class Job:
         if self.elastic is not None:
             return not self.apart and (self.elastic.generation > 0 or self.store is None)
         return self._group is not None or (self.size > 1 and read_environment().launch is not None)
+
+    def is_noticed(self) -> bool:
+        """Whether the launcher has told this worker, since the last time, that somebody comes or goes."""
+        notice = None if self.elastic is None else self.elastic.notice()
+        return notice is not None and notice.generation == self.generation
 
     def regroup(self) -> None:
         """Joins those who are left, and those who have come, once all of them ask."""

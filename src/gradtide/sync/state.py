@@ -24,6 +24,8 @@ __all__ = [
     "difference",
     "outline",
     "share_buffers",
+    "share_named",
+    "share_place",
     "share_state",
 ]
 
@@ -102,14 +104,14 @@ def share_buffers(trained: Trained, group: Group | DeviceGroup, root: int = 0) -
         group.broadcast(buffer, root)
 
 
-def _told(own: bytes, group: Group | DeviceGroup) -> bytes:
-    """What rank 0 says."""
+def _told(own: bytes, group: Group | DeviceGroup, root: int = 0) -> bytes:
+    """What one rank says."""
     length = torch.tensor([len(own)])
-    group.broadcast(length)
+    group.broadcast(length, root)
     text = torch.zeros(int(length), dtype=torch.uint8)
-    if group.rank == 0:
+    if group.rank == root:
         text.copy_(_bytes(own))
-    group.broadcast(text)
+    group.broadcast(text, root)
     return bytes(text.tolist())
 
 
@@ -126,15 +128,51 @@ def share_state(trained: Trained, job: Job, group: Group, spread: Group | Device
     `spread`."""
     told = msgspec.json.decode(_told(_tell(trained, job), group), type=_Standing)
     if group.rank and job.elastic is not None and job.elastic.newcomer and not job.batches:  # not when its way changes
-        job.behind = told.batches
-        job.state.update(told.script)
-        job.epoch_began, job.resumed = told.epoch_began, True
-        for mine, theirs in zip(trained.groups, told.options, strict=True):
-            _adopt(mine, theirs)
+        _take_place(trained, job, told)
     elif group.rank:
         job.undone = job.batches > told.batches  # a death may find one of us before a step's end, another after it
     for parameter, named in zip(trained.parameters, told.state, strict=True):
         _share_one(trained.state_of(parameter), parameter, named, spread)
+
+
+def share_place(trained: Trained, job: Job, spread: Group | DeviceGroup, root: int, newcomer: bool) -> None:
+    """Newcomers learn where one rank is, its options and its optimizer's state; the others keep what is theirs."""
+    assert job.group is not None
+    told = msgspec.json.decode(_told(_tell(trained, job), job.group, root), type=_Standing)
+    if newcomer:
+        _take_place(trained, job, told)
+    for parameter, named in zip(trained.parameters, told.state, strict=True):
+        keeps = newcomer or spread.rank == root
+        _share_one(trained.state_of(parameter) if keeps else {}, parameter, named, spread, root)
+
+
+def share_named(
+    of: dict[str, dict[str, Any]], group: Group, spread: Group | DeviceGroup, root: int
+) -> dict[str, dict[str, Any]]:
+    """State that one rank has by names, such as an outer optimizer's, for all."""
+    own = {name: {key: _describe(value) for key, value in state.items()} for name, state in of.items()}
+    told = msgspec.json.decode(
+        _told(msgspec.json.encode(own), group, root), type=dict[str, dict[str, _Shape | _Scalar]]
+    )
+    found: dict[str, dict[str, Any]] = {}
+    for name, state in told.items():
+        found[name] = {}
+        for key, what in state.items():
+            if isinstance(what, _Scalar):
+                found[name][key] = what.value
+                continue
+            mine = of[name][key] if group.rank == root else torch.zeros(what.shape, dtype=getattr(torch, what.dtype))
+            found[name][key] = spread.broadcast(mine, root)
+    return found
+
+
+def _take_place(trained: Trained, job: Job, told: "_Standing") -> None:
+    """Of a newcomer, among those who were under way."""
+    job.behind = told.batches
+    job.state.update(told.script)
+    job.epoch_began, job.resumed = told.epoch_began, True
+    for mine, theirs in zip(trained.groups, told.options, strict=True):
+        _adopt(mine, theirs)
 
 
 def _adopt(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
@@ -175,6 +213,11 @@ class Options:
     def digest_at_step(self) -> bytes:
         """Of how many steps there were, and of what the options were at the last."""
         return self._at_step
+
+    def met(self, steps: int = 0) -> None:
+        """What is compared is of the steps since; a newcomer has missed some of them."""
+        self._steps = steps
+        self._at_step = _digest(f"{steps} {self.digest()!r}") if steps else bytes(DIGEST_BYTES)
 
     def told(self) -> Tensor:
         """For an all-reduce of maxima: what they are, and were at the last step, each with its opposite."""
@@ -217,19 +260,21 @@ def _plain_options(group: dict[str, Any]) -> dict[str, Any]:
     return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items() if _is_plain(v)}
 
 
-def _share_one(states: Any, parameter: Tensor, named: dict[str, _Shape | _Scalar], group: Group | DeviceGroup) -> None:
+def _share_one(
+    states: Any, parameter: Tensor, named: dict[str, _Shape | _Scalar], group: Group | DeviceGroup, root: int = 0
+) -> None:
     if not named:
         states.pop(parameter, None)
         return
-    mine = states[parameter] if group.rank == 0 else {}
+    mine = states[parameter] if group.rank == root else {}
     for name, what in named.items():
         if isinstance(what, _Scalar):
             mine[name] = what.value
             continue
-        if group.rank:
+        if group.rank != root:
             where = parameter.device if what.shape == tuple(parameter.shape) else "cpu"
             mine[name] = torch.zeros(what.shape, dtype=getattr(torch, what.dtype), device=where)
-        group.broadcast(mine[name])
+        group.broadcast(mine[name], root)
     states[parameter] = mine
 
 

@@ -14,13 +14,14 @@ from gradtide.events import Emit, GradientsReady, ParametersUpdated
 from gradtide.processes.malloc import keep_freed_memory
 from gradtide.sync.alone import Alone
 from gradtide.sync.backward import BackwardHooks
-from gradtide.sync.choose import TRIAL_STEPS, Wishes, can_be_shared, choose_way
+from gradtide.sync.choose import TRIAL_STEPS, Wishes, can_be_shared, choose_way, open_group
 from gradtide.sync.guard import Trial
 from gradtide.sync.job import Job
-from gradtide.sync.local import LocalOverServers, TogetherFirst
+from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
 from gradtide.sync.servers import ServersWay
 from gradtide.sync.state import LastStep
 from gradtide.sync.trained import Trained, find_trained
+from gradtide.sync.uneven import UnevenLoops
 from gradtide.sync.ways import Way
 
 __all__ = ["Synchroniser"]
@@ -35,9 +36,8 @@ class Synchroniser:
     def __init__(self, trained: Trained, job: Job, wishes: Wishes, emit: Emit) -> None:
         keep_freed_memory()
         self._trained, self._job, self._wishes, self._emit = trained, job, wishes, emit
-        self._synchronising, self._joining, self._stepping = True, False, False
+        self._synchronising, self._stepping, self._uneven = True, False, UnevenLoops(job)
         self._weighed: float | None = None  # what the user said that this worker's loss counts
-        self._going: list[int] | None = None  # while joining: the ranks that still have batches, in this step
         self._rounds, self._clipped = 0, 0  # synchronisations so far; the one whose gradient was clipped
         self._stepped = dict.fromkeys(map(id, trained.optimizers), 0)  # the round of each optimizer's last step
         self._backwards, self._warned = 0, False  # since the last step
@@ -51,6 +51,8 @@ class Synchroniser:
             job.recover = _recover_by(weakref.ref(self))
         self._hooks = self._watch()
         self._around_steps = [hook for optimizer in trained.optimizers for hook in self._watch_optimizer(optimizer)]
+        if isinstance(self.way, LocalSteps) and self.way.is_called():
+            self._go_on(None, finished=True)
 
     def _purpose(self, text: str) -> contextlib.AbstractContextManager[None]:
         """What the user will read if other workers do something else meanwhile."""
@@ -123,7 +125,7 @@ class Synchroniser:
         self._emit(GradientsReady())
         try:
             self.way.synchronise(self._hooks.weights(), late)
-            self.way.share_buffers(self._first_going())
+            self.way.share_buffers(self._uneven.first_going)
         except CommunicationError as error:
             if not self._can_go_on:
                 raise
@@ -155,10 +157,8 @@ class Synchroniser:
             )
 
     def _weight_now(self) -> float:
-        if self._joining and self.way.is_collective:
-            if self._job.shares:
-                raise ConfigError("gradtide.shard gives all workers as many batches; leave model.join() out around it")
-            return self.way.measure(self._weight_joining())
+        if self._uneven.joining and self.way.is_collective:
+            return self.way.measure(self._uneven.weight(self.way))
         return self.way.measure(self._job.weight) if self._weighed is None else self._weighed
 
     # --- a step ---
@@ -196,7 +196,7 @@ class Synchroniser:
             self._rounds += 1
             self._forget_given()
             self._hooks.synchronised(self.way.measure(1.0 / self._job.size))
-            self.way.share_buffers(self._first_going())
+            self.way.share_buffers(self._uneven.first_going)
             # What a learning-rate scheduler looks at before it warns that the optimizer has not stepped yet.
             self._trained.optimizer._opt_called = True  # type: ignore[attr-defined]
             return
@@ -263,7 +263,7 @@ class Synchroniser:
             nn.utils.clip_grad_norm_(self._trained.parameters, self._trained.clip_norm)
 
     def _end_step(self) -> None:
-        self._weighed, self._going, self._backwards = None, None, 0
+        self._weighed, self._uneven.going, self._backwards = None, None, 0
         if self._trial is not None:
             self._trial.stepped()
 
@@ -286,8 +286,10 @@ class Synchroniser:
     @contextlib.contextmanager
     def edit(self) -> Iterator[None]:
         """In it the parameters may be changed; afterwards all workers have what worker 0 has."""
-        with self._purpose("in model.edit() or load_state_dict(), which all workers enter together"), self.way.edit():
-            yield
+        with self._purpose("in model.edit() or load_state_dict(), which all workers enter together"):
+            self.finish()
+            with self.way.edit():
+                yield
         if self._trial is not None:
             self._trial.edited_properly()
 
@@ -311,7 +313,7 @@ class Synchroniser:
         """Trains what the program asks for now: parameters were frozen, unfrozen, converted, given to an optimizer."""
         old, hooks = self._trained, self._hooks
         if not isinstance(self.way, OverServers):
-            self.way.finish()
+            self.finish()
         new = find_trained(old.module, old.optimizers, old.clip_norm, broadcast_buffers=old.broadcast_buffers)
         self._check_left(new)
         self._trained = new
@@ -346,7 +348,7 @@ class Synchroniser:
                 "there are gradients that are this worker's alone; call step() or zero_grad() before the model is "
                 "converted"
             )
-        self.way.finish()
+        self.finish()
         self.way.close()
         self.way = Alone(self._emit)
         try:
@@ -370,8 +372,8 @@ class Synchroniser:
         self._end_step()
 
     def finish(self) -> None:
-        """After the last step: waits until what this worker has sent has arrived."""
-        self.way.finish()
+        """After the last step: waits until what this worker has sent has arrived, or all have met."""
+        self.together(self.way.finish, lambda: None)
 
     def close(self) -> None:
         """Ends the training together; the model keeps its parameters. Without `finish`, as after a failure, what is
@@ -406,6 +408,8 @@ class Synchroniser:
         elastic = self._job.elastic
         if elastic is None:
             return False
+        if isinstance(self.way, LocalSteps) and not self.way.together:
+            return self.way.is_called()
         notice = elastic.notice()
         if notice is not None and elastic.number in notice.going:
             self.way.depart()
@@ -413,14 +417,18 @@ class Synchroniser:
             return False
         return self._count(notice is not None and notice.generation == elastic.generation) > 0
 
-    def _go_on(self, error: CommunicationError | None, finished: bool) -> None:
+    def _go_on(self, error: CommunicationError | None, finished: bool, *, asking: bool = False) -> None:
         """A peer died, or somebody comes or goes: the next members go on from the last finished step, and `shard` gives
-        the batch of a step that was lost again."""
+        the batch of a step that was lost again. `asking`: for the order of batches."""
         last: LastStep | None = None
         while True:
-            self._job.undone = not finished
             try:
                 self._job.regroup()  # from here on nobody writes to what the ranks shared
+                if isinstance(self.way, LocalSteps) and self._is_apart(self.way, asking):
+                    if self.way.is_called():
+                        continue
+                    return
+                self._job.undone, self._wishes.outer.alike = not finished, True
                 if last is None:
                     self.way.close()
                     last, self.way = LastStep(self._trained), Alone(self._emit)
@@ -434,35 +442,24 @@ class Synchroniser:
             except CommunicationError as another:
                 raise another from error
 
+    def _is_apart(self, way: LocalSteps, asking: bool) -> bool:
+        """Local steps are not taken again: only the meeting is, if it was that which failed."""
+        if not way.rejoin(open_group(self._trained, self._job, self._wishes), asking=asking):
+            return False
+        if way.is_meeting:
+            way.meet()
+        return True
+
     # --- workers with more and with fewer batches ---
 
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
         """Who leaves this block first takes part in the others' steps, with nothing to add, until all are done."""
-        self._joining = True
         over_servers = self.way.uneven() if isinstance(self.way, OverServers) else contextlib.nullcontext()
-        try:
-            with over_servers:
-                yield
-            while self.way.is_collective and self._ask_who_goes_on(going=False):
+        with self._uneven.begun(), over_servers:
+            yield
+            while self.way.is_collective and self._uneven.ask_who_goes_on(self.way, going=False):
                 self.step()
-        finally:
-            self._joining, self._going = False, None
-
-    def _weight_joining(self) -> float:
-        going = self._ask_who_goes_on(going=True) if self._going is None else self._going
-        return 1.0 / len(going) if self._job.rank in going else 0.0
-
-    def _ask_who_goes_on(self, *, going: bool) -> list[int]:
-        """The ranks that still have batches: asked once a step, by all."""
-        asked = torch.zeros(self._job.size, dtype=torch.int64)
-        asked[self._job.rank] = going
-        self._going = self.way.add_up(asked).nonzero().flatten().tolist()
-        return self._going
-
-    def _first_going(self) -> int:
-        """Whose buffers count: those of a rank that still trains."""
-        return self._going[0] if self._going else 0
 
     def _count(self, this_one: bool) -> int:
         """How many say yes."""
@@ -476,6 +473,6 @@ def _recover_by(known: "weakref.ref[Synchroniser]") -> Callable[[CommunicationEr
         found = known()
         if found is None:
             raise error
-        found._go_on(error, finished=True)
+        found._go_on(error, finished=True, asking=True)
 
     return recover

@@ -3,11 +3,14 @@
 Each player has a copy of the model and an optimizer of its own, and trains on its part of every batch. Where they meet,
 what each has changed is added up in rank order, weighted by the samples it has seen, and the outer optimizer steps the
 base with the mean. Buffers are not looked at.
+
+A player that dies is missing from the next meeting: its part of every batch until then is lost. One that goes gives
+what it has first. One that comes begins after a meeting, from the base and with the first player's optimizer state.
 """
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +21,27 @@ from gradtide.store.rules.updates import make_optimizer
 from gradtide.store.wire.messages import UpdateRule
 from gradtide.store.wire.placement import block_count, block_span
 
-__all__ = ["play_local", "served_outer"]
+__all__ = ["Change", "LocalPlan", "play_local", "served_outer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """At the meeting after some batch."""
+
+    dies: tuple[int, ...] = ()  # by their ranks
+    goes: tuple[int, ...] = ()
+    comes: int = 0  # so many of them
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPlan:
+    """How often all meet, and what becomes of what they have changed."""
+
+    every: int
+    outer: UpdateRule
+    after: int = 0
+    changes: Mapping[int, Change] = field(default_factory=dict)  # by the number of batches done
+    over_servers: bool = False  # which round the weighted mean in their own way, and step each block by itself
 
 
 @dataclass(slots=True)
@@ -84,27 +107,21 @@ def play_local(
     loss: Callable[[Tensor, Tensor], Tensor],
     batches: Iterable[tuple[Tensor, Tensor]],
     workers: int,
-    every: int,
-    outer: UpdateRule,
-    after: int = 0,
-    *,
-    over_servers: bool = False,
+    plan: LocalPlan,
 ) -> nn.Module:
-    """The model that all have after the last batch, when they meet; who has no sample of a batch takes no step.
-
-    Servers round the weighted mean in their own way, and step each block by itself."""
+    """The model that all have after the last batch, when they meet; who has no sample of a batch takes no step."""
     copies = [copy.deepcopy(model) for _ in range(workers)]
     players = [_Player(one, optimizer(one.parameters())) for one in copies]
     base = [nn.Parameter(parameter.detach().clone()) for parameter in model.parameters()]
-    step = served_outer(outer, base) if over_servers else _outer(outer, base)
+    step = served_outer(plan.outer, base) if plan.over_servers else _outer(plan.outer, base)
     apart = 0
     for steps, (x, y) in enumerate(batches, 1):
-        parts = [even_share(len(x), rank, workers) for rank in range(workers)]
+        parts = [even_share(len(x), rank, len(players)) for rank in range(len(players))]
         for player, (begin, end) in zip(players, parts, strict=True):
             player.optimizer.zero_grad()
             if end > begin:
                 loss(player.model(x[begin:end]), y[begin:end]).backward()
-        if steps <= after:
+        if steps <= plan.after:
             _add_up(players, [(end - begin) / len(x) for begin, end in parts])
         else:
             apart += 1
@@ -112,10 +129,10 @@ def play_local(
                 player.samples += end - begin
         for player in players:
             player.optimizer.step()
-        if steps == after:
+        if steps == plan.after:
             _take(base, players[0])
-        if apart == every:
-            _meet(players, base, step)
+        if apart == plan.every:
+            _change(players, base, step, plan.changes.get(steps, Change()), optimizer)
             apart = 0
     if apart:
         _meet(players, base, step)
@@ -137,6 +154,24 @@ def _add_up(players: list[_Player], weights: list[float]) -> None:
 def _take(base: list[nn.Parameter], player: _Player) -> None:
     for kept, own in zip(base, player.parameters(), strict=True):
         kept.copy_(own)
+
+
+def _change(
+    players: list[_Player],
+    base: list[nn.Parameter],
+    step: Step,
+    change: Change,
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+) -> None:
+    """A meeting, before and after which some may be missing."""
+    players[:] = [player for rank, player in enumerate(players) if rank not in change.dies]
+    _meet(players, base, step)
+    players[:] = [player for rank, player in enumerate(players) if rank not in change.goes]
+    for _ in range(change.comes):
+        model = copy.deepcopy(players[0].model)
+        newcomer = _Player(model, optimizer(model.parameters()))
+        newcomer.optimizer.load_state_dict(copy.deepcopy(players[0].optimizer.state_dict()))
+        players.append(newcomer)
 
 
 @torch.no_grad()

@@ -228,9 +228,7 @@ def _connect(
     return sock
 
 
-def _connect_looking(
-    sock: socket.socket, address: Address, deadline_s: float, look: Callable[[], None] | None
-) -> None:
+def _connect_looking(sock: socket.socket, address: Address, deadline_s: float, look: Callable[[], None] | None) -> None:
     """Connects; meanwhile it looks now and then. What look raises comes to the caller, and the socket is closed."""
     sock.setblocking(False)
     poll = select.poll()

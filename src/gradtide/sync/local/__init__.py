@@ -5,7 +5,8 @@ by the samples that each has seen, and an outer optimizer steps the base with it
 with a rate of 1 gives the mean of the workers' parameters. Optimizer state stays each worker's own.
 
 settings.py        what a user says: Local(50, outer)
-outer.py           the outer optimizer's memory, and the room in which changes are averaged
+outer.py           what all begin a window with, the outer optimizer, and the room in which changes are averaged
+progress.py        where each worker stands when the next members of a job come together
 way.py             the way of workers that meet over collectives
 base.py            what servers hold: the base, the buffers, and what workers compare
 pace.py            how fast a worker computes, and how many steps it takes beside the fastest one

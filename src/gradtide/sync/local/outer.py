@@ -1,20 +1,27 @@
-"""The outer optimizer's memory, and the room in which changes are averaged."""
+"""What all workers begin a window with, the outer optimizer that steps it, and the room in which changes are added."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-__all__ = ["ChangeRoom", "OuterState", "state_like"]
+from gradtide.store.rules.updates import make_optimizer
+from gradtide.store.wire.messages import UpdateRule
+
+__all__ = ["ChangeRoom", "OuterState", "WindowBase"]
 
 
 @dataclass(slots=True)
 class OuterState:
-    """What the outer optimizer remembers of each parameter, by name, from one way to the next; and how many steps there
-    were."""
+    """What goes on from one way to the next: what the outer optimizer remembers of each parameter, by name, and how far
+    this worker is."""
 
     steps: int = 0
+    windows: int = 0  # that have ended with a meeting
+    alike: bool = True  # whether the next way begins with worker 0's optimizer state on all
+    generation: int = 0  # of the workers that this one has begun or gone on with
     of: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -33,7 +40,60 @@ class ChangeRoom:
                 self.views[number] = part.view(parameters[number].shape)
 
 
-def state_like(value: Any, parameter: Tensor) -> Any:
+class WindowBase:
+    """The parameters that all workers had when they last met, by name."""
+
+    def __init__(self, rule: UpdateRule, own: Mapping[str, nn.Parameter], known: OuterState) -> None:
+        self._own = own
+        self.values = {name: nn.Parameter(p.detach().clone()) for name, p in own.items()}
+        self.room = ChangeRoom(list(self.values.values()))
+        self._optimizer = make_optimizer(rule, list(self.values.values()))
+        self.remember(known)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(value.nbytes for value in self.values.values())
+
+    def remember(self, known: OuterState) -> None:
+        """The outer optimizer goes on with what is known of each parameter."""
+        for name, value in self.values.items():
+            if name in known.of:
+                self._optimizer.state[value] = {k: _state_like(one, value) for k, one in known.of[name].items()}
+
+    def tell(self, known: OuterState) -> None:
+        """What the outer optimizer remembers; of those that are frozen just now it is known already."""
+        state = self._optimizer.state
+        known.of |= {name: dict(state[value]) for name, value in self.values.items() if value in state}
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """A window begins with the parameters as they are."""
+        for name, value in self.values.items():
+            value.copy_(self._own[name])
+
+    @torch.no_grad()
+    def give(self) -> None:
+        """The parameters become what a window begins with."""
+        for name, value in self.values.items():
+            self._own[name].copy_(value)
+
+    @torch.no_grad()
+    def note_changes(self) -> None:
+        """What this worker has changed goes into the room."""
+        for change, (name, value) in zip(self.room.views, self.values.items(), strict=True):
+            torch.sub(value, self._own[name], out=change)
+
+    def step(self) -> None:
+        """The outer optimizer steps with what is in the room now, and the parameters become what that gives."""
+        for change, value in zip(self.room.views, self.values.values(), strict=True):
+            value.grad = change
+        self._optimizer.step()
+        for value in self.values.values():
+            value.grad = None
+        self.give()
+
+
+def _state_like(value: Any, parameter: Tensor) -> Any:
     """A piece of the outer optimizer's state, for a parameter that may have been converted since."""
     if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim():
         return value.to(parameter.dtype).clone()

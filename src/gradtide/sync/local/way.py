@@ -4,17 +4,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradtide.collective import Group
 from gradtide.collective.groups.device_group import DeviceGroup
+from gradtide.errors import CommunicationError
 from gradtide.events import Emit, GradientsSynchronised, Waiting
-from gradtide.store.rules.updates import make_optimizer
 from gradtide.sync.job import Job
-from gradtide.sync.local.outer import ChangeRoom, OuterState, state_like
+from gradtide.sync.local.outer import OuterState, WindowBase
+from gradtide.sync.local.progress import APART, GATHERED, MEETING, WindowMembers, WindowProgress, gather_progress
 from gradtide.sync.local.settings import Local
 from gradtide.sync.reduce import Reduce
-from gradtide.sync.state import Options
+from gradtide.sync.state import Options, share_named, share_place
 from gradtide.sync.trained import Trained
 
 __all__ = ["LocalSteps"]
@@ -40,19 +41,18 @@ class LocalSteps:
         self._steps = 0  # since the last meeting
         self._samples = 0.0  # and what this worker has seen in them
         self._terms: float | None = None  # what the user said that the next backward's loss is a mean over
+        self._stage = APART
+        self._calling, self._called = 0.0, False  # how many say in a meeting that somebody comes or goes
+        self._mean_buffers: list[tuple[Tensor, Tensor]] = []  # of the meeting that is under way, when it is GATHERED
+        self._cut = self._met_as = job.rank, job.size  # by which this window's batches are cut, and the next one's
         stepped = zip(trained.names, trained.parameters, trained.group_of(), strict=True)
-        self._stepped = {name: parameter for name, parameter, group in stepped if group >= 0}
-        with torch.no_grad():
-            self._base = {name: nn.Parameter(p.detach().clone()) for name, p in self._stepped.items()}
-        self._outer = make_optimizer(local.rule, list(self._base.values()))
-        for name, base in self._base.items():
-            if name in known.of:
-                self._outer.state[base] = {key: state_like(value, base) for key, value in known.of[name].items()}
-        self._room = ChangeRoom(list(self._base.values()))
+        own = {name: parameter for name, parameter, group in stepped if group >= 0}
+        self._base = WindowBase(local.rule, own, known)
+        known.generation, known.alike = job.generation, False
         self.reason = self._explain()
 
     def _explain(self) -> str:
-        size = sum(base.nbytes for base in self._base.values())
+        size = self._base.nbytes
         begin = f"after {self._local.after} steps taken together, " if self._local.after else ""
         how = "averaged" if self._local.outer is None else f"stepped by an outer {self._local.rule.name}"
         return (
@@ -61,21 +61,21 @@ class LocalSteps:
         )
 
     @property
-    def _together(self) -> bool:
+    def together(self) -> bool:
         """Whether this step is still taken together."""
         return self._known.steps < self._local.after
 
     # --- a gradient's way ---
 
     def measure(self, weight: float) -> float:
-        return weight if self._together else float(weight > 0)
+        return weight if self.together else float(weight > 0)
 
     def ready(self, index: int, weight: float) -> None:
-        if self._together and self._dense is not None:
+        if self.together and self._dense is not None:
             self._dense.ready(index, weight)
 
     def synchronise(self, weights: Sequence[float], late: bool) -> None:
-        if self._together and self._dense is not None:
+        if self.together and self._dense is not None:
             self._dense.synchronise(weights, late)
             return
         for parameter, weight in zip(self._trained.parameters, weights, strict=True):
@@ -90,7 +90,7 @@ class LocalSteps:
         self._terms = None
 
     def check_step(self) -> None:
-        if self._together and self._dense is not None:
+        if self.together and self._dense is not None:
             self._dense.check_step()
         else:
             self._options.stepped()
@@ -99,81 +99,162 @@ class LocalSteps:
         """The optimizers take it."""
 
     def stepped(self) -> None:
-        together = self._together
+        together = self.together
         self._known.steps += 1
         if together:
             self._samples = 0.0
-            if not self._together:
-                self._begin()
+            if not self.together:  # from here on each steps by itself
+                self._base.take()
             return
         self._steps += 1
         if self._steps >= self._local.every:
-            self._meet()
+            self.meet()
 
     def weigh(self, terms: float, otherwise: float) -> float:
-        if self._together and self._dense is not None:
+        if self.together and self._dense is not None:
             return self._dense.weigh(terms, otherwise)
         self._terms = terms
         return float(terms > 0)
 
     # --- where workers meet ---
 
-    def _begin(self) -> None:
-        """From here on each steps by itself."""
-        with torch.no_grad():
-            for name, parameter in self._stepped.items():
-                self._base[name].copy_(parameter)
+    def meet(self) -> None:
+        """Everybody's parameters become the base, stepped by what all have changed.
 
-    def _meet(self) -> None:
-        """Everybody's parameters become the base, stepped by what all have changed."""
+        In a job that goes on without a worker that dies, nobody ends the meeting before all have what it needs.
+        """
         self._emit(Waiting())
+        self._stage, self._met_as = MEETING, (self._job.rank, self._job.size)
         if self._group is not None:
             told = self._options.told()
             self._group.all_reduce(told, "max")
             self._options.settle(told, self._group)
-        total = float(self.add_up(torch.tensor([self._samples], dtype=torch.float64)))
+        sums = torch.tensor([self._samples, self._job.is_noticed()], dtype=torch.float64)
+        total, self._calling = self.add_up(sums).tolist()
         counts = self._samples if total else 1.0
-        with torch.no_grad():
-            for change, base, own in zip(self._room.views, self._base.values(), self._stepped.values(), strict=True):
-                torch.sub(base, own, out=change)
-            for flat in self._room.flat:
-                self._average(flat, counts, total or float(self._job.size))
-            for change, base in zip(self._room.views, self._base.values(), strict=True):
-                base.grad = change
-            self._outer.step()
-            for base, own in zip(self._base.values(), self._stepped.values(), strict=True):
-                base.grad = None
-                own.copy_(base)
-        self._average_buffers(counts, total or float(self._job.size))
-        self._emit(GradientsSynchronised(sum(flat.nbytes for flat in self._room.flat)))
-        self._steps, self._samples = 0, 0.0
+        self._base.note_changes()
+        for flat in self._base.room.flat:
+            self._average(flat, counts, total or float(self._job.size))
+        self._mean_buffers = self._average_buffers(counts, total or float(self._job.size))
+        self._stage = GATHERED
+        if self._job.elastic is not None and self._job.group is not None:
+            self._job.group.barrier()
+        self._end_meeting()
+        self._emit(GradientsSynchronised(sum(flat.nbytes for flat in self._base.room.flat)))
 
+    def _end_meeting(self) -> None:
+        self._base.step()
+        for buffer, mean in self._mean_buffers:
+            buffer.copy_(mean)
+        self._mean_buffers = []
+        self._stage, self._steps, self._samples = APART, 0, 0.0
+        self._called = self._called or self._calling > 0
+        self._known.windows += 1
+        self._options.met()
+        self._job.held, self._cut = None, self._met_as
+
+    @torch.no_grad()
     def _average(self, tensor: Tensor, counts: float, total: float) -> None:
         if self._group is not None:
             tensor.mul_(counts)
             self._group.all_reduce(tensor)
             tensor.div_(total)
 
-    def _average_buffers(self, counts: float, total: float) -> None:
+    def _average_buffers(self, counts: float, total: float) -> list[tuple[Tensor, Tensor]]:
         """Running statistics are averaged as parameters are; counters become the largest."""
         if self._group is None:
-            return
+            return []
+        found = []
         for _, buffer in self._trained.buffers:
             if buffer.is_floating_point() or buffer.is_complex():
-                self._average_one(buffer, counts / total)
+                mean = self._average_one(buffer, counts / total)
             elif buffer.dtype == torch.bool:
-                self._group.broadcast(buffer)
+                mean = self._group.broadcast(buffer.clone())
             else:
-                self._group.all_reduce(buffer, "max")
+                mean = self._group.all_reduce(buffer.clone(), "max")
+            found.append((buffer, mean))
+        return found
 
-    def _average_one(self, buffer: Tensor, share: float) -> None:
+    def _average_one(self, buffer: Tensor, share: float) -> Tensor:
         """In double precision and by shares, so that masks (-inf, or the least number of their type) stay what they
         are: no product is larger than its number, and who has seen nothing gives nothing, not 0 times infinity."""
         assert self._group is not None
         wide = torch.promote_types(buffer.dtype, torch.float64)
         mean = buffer.to(wide).mul_(share) if share else torch.zeros_like(buffer, dtype=wide)
         self._group.all_reduce(mean)
-        buffer.copy_(mean)
+        return mean
+
+    # --- when workers come, go and die ---
+
+    def rejoin(self, group: Group | DeviceGroup | None, *, asking: bool) -> bool:
+        """Goes on with the next members, from where this worker is. False: steps are still taken together, so all of
+        them begin from the last one, as on other ways."""
+        self._group, self._called = group, False
+        members = gather_progress(self._progress(asking), self._job.group)
+        self._known.generation = self._job.generation
+        if members.steps < self._local.after:
+            return False
+        members.check()
+        if members.ends(self._progress(asking)):
+            self._end_meeting()
+        self._begin_among(members)
+        return True
+
+    def join(self, members: WindowMembers) -> None:
+        """A newcomer begins from the base, at the place of one who knows it."""
+        members.check()
+        if self._job.batches:
+            raise CommunicationError("this worker lost the others before it had begun with them; start the job again")
+        place = members.all[members.root]
+        self._known.steps, self._known.windows = place.steps, place.windows
+        self._steps, self._stage = place.apart, place.stage
+        self._job.exchanges = place.exchanges
+        self._begin_among(members, newcomer=True)
+        self._options.met(place.apart)
+        if self._stage:
+            self.meet()
+
+    def is_called(self) -> bool:
+        """Whether it was said where all met, since the last time, that somebody comes or goes."""
+        called, self._called = self._called, False
+        return called
+
+    @property
+    def is_meeting(self) -> bool:
+        """Whether a meeting was begun that has not ended."""
+        return self._stage != APART
+
+    def _begin_among(self, members: WindowMembers, *, newcomer: bool = False) -> None:
+        if members.fresh:
+            self._job.held, self._cut = None, (self._job.rank, self._job.size)
+        else:
+            self._job.held = (-1, 1) if newcomer else self._cut
+        if members.newcomers:
+            self._share_base(members.root, newcomer)
+
+    def _share_base(self, root: int, newcomer: bool) -> None:
+        """Newcomers get the base, what the outer optimizer remembers, and one worker's place and optimizer state."""
+        group = self._group
+        assert group is not None
+        assert self._job.group is not None
+        for name, parameter in self._trained.everything:
+            group.broadcast(self._base.values.get(name, parameter).data, root)
+        for _, buffer in self._trained.buffers:
+            group.broadcast(buffer if newcomer else buffer.clone(), root)
+        self._base.tell(self._known)
+        of = share_named(self._known.of, self._job.group, group, root)
+        share_place(self._trained, self._job, group, root, newcomer)
+        if newcomer:
+            self._known.of = of
+            self._base.remember(self._known)
+            self._base.give()
+
+    def _progress(self, asking: bool) -> WindowProgress:
+        known, job = self._known, self._job
+        begun = self._steps > 0 or self._samples > 0
+        return WindowProgress(
+            1, known.steps, known.windows, self._steps, begun, self._stage, job.batches, asking, job.exchanges
+        )
 
     # --- besides gradients ---
 
@@ -185,10 +266,10 @@ class LocalSteps:
         if self._group is not None:
             for _, parameter in self._trained.everything:
                 self._group.broadcast(parameter.data)
-        self._begin()
+        self._base.take()
 
     def share_buffers(self, root: int = 0) -> None:
-        if self._together and self._dense is not None:
+        if self.together and self._dense is not None:
             self._dense.share_buffers(root)
 
     def add_up(self, numbers: Tensor) -> Tensor:
@@ -206,17 +287,15 @@ class LocalSteps:
         return self._steps
 
     def depart(self) -> None:
-        """Nobody comes or goes in such a job."""
+        """What this worker has, it gives where all meet; the next group is formed without it."""
 
     def finish(self) -> None:
         """The last window may be a shorter one."""
         if self._steps:
-            self._meet()
+            self.meet()
 
     def begin_again(self) -> None:
         """There are no servers that could have lost anything."""
 
     def close(self) -> None:
-        self._known.of |= {  # also of those that are frozen just now
-            name: dict(self._outer.state[base]) for name, base in self._base.items() if base in self._outer.state
-        }
+        self._base.tell(self._known)

@@ -1,0 +1,117 @@
+"""Local steps in jobs that lose and gain workers: what one process gives that plays them and loses the same ones."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import local_elastic
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from gradtide.processes.job_protocol import scale
+from gradtide.testing.local_oracle import Change, LocalPlan, play_local
+
+HERE = Path(__file__).parent
+
+
+def plan(changes, after=0):
+    return LocalPlan(4, local_elastic.OUTER, after, changes)
+
+
+def start(folder, options, *arguments):
+    paths = [str(HERE), str(HERE.parent / "collective"), *sys.path]
+    script = str(HERE / "local_elastic_script.py")
+    return subprocess.Popen(
+        [sys.executable, "-m", "gradtide", "run", *options, script, str(folder), *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run(folder, options, *arguments):
+    process = start(folder, options, *arguments)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    return output
+
+
+def check(folder, workers, size, epochs, played, within=0.0):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        net, _ = local_elastic.build(normed=not played.after)
+        made = play_local(
+            net,
+            local_elastic.optimizer,
+            functional.mse_loss,
+            local_elastic.batches() * epochs,
+            size,
+            played,
+        )
+    finally:
+        torch.set_num_threads(threads)
+    wanted = [p.detach().numpy() for p in made.parameters()]
+    assert {path.name for path in folder.glob("*.npz")} == {f"{worker}.npz" for worker in workers}
+    for worker in workers:
+        found = np.load(folder / f"{worker}.npz")
+        assert max(np.abs(found[name] - value).max() for name, value in zip(found.files, wanted, strict=True)) <= within
+
+
+def test_workers_that_die_in_a_window_or_a_meeting_are_lost_at_that_boundary(tmp_path):
+    """Worker 3 in the middle of a window; worker 0 when a meeting has ended for it and worker 1, but worker 2 does not
+    know it yet, and is told; worker 1 between the all-reduces of a meeting."""
+    places = ["3:0:step2", "0:0:left2@1,2", "2:0:lost-left2", "1:0:meet4.3"]
+    run(tmp_path, ["--workers", "4", "--min-workers", "1"], 2, 4, 0, "loader", *places)
+    check(tmp_path, [2], 4, 2, plan({4: Change(dies=(3,)), 12: Change(dies=(0,)), 16: Change(dies=(0,))}))
+
+
+@pytest.mark.parametrize("source", ["loader", pytest.param("list", marks=pytest.mark.slow)])
+def test_a_survivor_that_is_ahead_waits_at_the_boundary_and_batches_stay_cut_as_they_were(tmp_path, source):
+    """Worker 0 dies after a meeting; worker 1 finds it at once, and worker 2 at the end of the window."""
+    places = ["0:0:left2@1,2", "1:0:lost-left2", "2:0:step19"]
+    run(tmp_path, ["--workers", "3", "--min-workers", "1"], 2, 4, 0, source, *places)
+    check(tmp_path, [1], 3, 2, plan({12: Change(dies=(0,)), 20: Change(dies=(1,))}))
+
+
+def test_a_worker_that_is_started_again_begins_from_the_base_at_the_boundary(tmp_path):
+    output = run(tmp_path, ["--workers", "3", "--max-restarts", "1"], 2, 4, 0, "loader", "1:0:step2")
+    assert "worker 1 comes after batch 4" in output
+    check(tmp_path, [0, 1, 2], 3, 2, plan({4: Change(dies=(1,), comes=1)}))
+
+
+def test_workers_come_and_go_at_boundaries_and_those_who_go_give_what_they_have(tmp_path):
+    (tmp_path / "slowly").touch()
+    lines = []
+    with start(tmp_path, ["--workers", "1", "--min-workers", "1", "--max-workers", "2"], 30, 4, 0, "list") as process:
+
+        def wait_for(text):
+            for line in process.stdout:
+                lines.append(line)
+                if found := re.search(text, line):
+                    return found[1]
+            raise AssertionError("".join(lines))
+
+        try:
+            job = wait_for(r"job (run-\w+):")
+            wait_for(r"(worker 0 has begun)")
+            scale(job, 2)
+            came = int(wait_for(r"worker 0 is one of 2 after batch (\d+)"))
+            scale(job, 1)
+            went = int(wait_for(r"worker 0 is one of 1 after batch (\d+)"))
+            (tmp_path / "slowly").unlink()
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert came % 4 == went % 4 == 0
+    check(tmp_path, [0], 1, 30, plan({came: Change(comes=1), went: Change(goes=(1,))}))
+
+
+def test_one_that_dies_while_steps_are_taken_together_shows_in_nothing(tmp_path):
+    run(tmp_path, ["--workers", "3", "--min-workers", "2"], 1, 4, 3, "list", "0:0:step2")
+    check(tmp_path, [1, 2], 2, 1, plan({}, after=3), within=1e-9)
