@@ -59,6 +59,7 @@ class LocalWindow(Event):
     change was applied. With all workers' windows an asynchronous run can be replayed."""
 
     steps: int
+    samples: float
     began: list[list[int]]
     applied: list[list[int]]
 

@@ -8,8 +8,10 @@ from torch.nn import functional
 
 import gradtide
 from gradtide import Servers
+from gradtide.even_share import even_share
 from gradtide.sync import Local
 from gradtide.testing.local_oracle import LocalPlan, play_local
+from gradtide.testing.local_replay import Replay
 
 NESTEROV = gradtide.update("sgd", lr=0.7, momentum=0.9, nesterov=True)
 
@@ -21,8 +23,8 @@ def stores(forks):
         yield servers.address
 
 
-def named():
-    return Servers("bsp", name=training.new_name())
+def named(mode="bsp"):
+    return Servers(mode, name=training.new_name())
 
 
 def played(optimizer, size, steps, local, batch=29):
@@ -60,3 +62,37 @@ def test_workers_that_meet_at_the_servers_do_what_one_process_that_plays_them_do
     wanted = played(optimizer, size, 11, local, batch)
     for parameters, _, _ in found:
         assert all(torch.equal(a, b) for a, b in zip(parameters, wanted, strict=True))
+
+
+def part(rank, size, steps, batch=29):
+    for x, y in training.batches(torch.float64, steps, batch):
+        begin, end = even_share(len(x), rank, size)
+        yield x[begin:end], y[begin:end]
+
+
+@pytest.mark.parametrize(
+    ("outer", "adapt"), [(gradtide.update("delayed_nesterov", lr=0.7, every=3), True), (NESTEROV, False), (None, False)]
+)
+def test_an_asynchronous_run_replays_from_its_recorded_order_to_the_same_bits(stores, workers, outer, adapt):
+    local = Local(3, outer, over=named("async"), adapt=adapt)
+    found = workers.run(local_servers.train, 3, stores, "mlp", "momentum", 13, local)
+    assert all(sum(window.steps for window in windows) == 13 for _, _, windows in found)
+    net = training.build("mlp", torch.float64)
+    with gradtide.connect(stores) as store:
+        keys = [f"{local.over.name}/{name}" for name, _ in net.named_parameters()]
+        base = {key.rpartition("/")[2]: value for key, value in zip(keys, store.pull(keys), strict=True)}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        replayed = Replay(
+            net,
+            lambda parameters: training.OPTIMIZERS["momentum"](parameters, 0.05),
+            functional.cross_entropy,
+            local.rule,
+            {rank: windows for rank, (_, _, windows) in enumerate(found)},
+            {rank: part(rank, 3, 13) for rank in range(3)},
+            lambda name: f"{local.over.name}/{name}",
+        ).run()
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(replayed[name], value.reshape(-1)) for name, value in base.items())

@@ -10,7 +10,7 @@ import gradtide
 from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync.alone import Alone
 from gradtide.sync.buckets import BucketMemory, Buckets
-from gradtide.sync.local import LocalSteps
+from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import ServersWay
 from gradtide.sync.shared.way import SharedParameters
@@ -21,9 +21,12 @@ def public(kind):
     return {name for name in vars(kind) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("kind", [Alone, SharedParameters, Reduce, ServersWay, LocalSteps])
+@pytest.mark.parametrize(
+    "kind", [Alone, SharedParameters, Reduce, ServersWay, LocalSteps, LocalOverServers, TogetherFirst]
+)
 def test_every_way_answers_everything_that_is_asked_of_one(kind):
     made_by_itself = {"store", "servers_step", "workers_step", "led"} if kind is ServersWay else set()
+    made_by_itself |= {"store", "led"} if kind is LocalOverServers else set()
     for name in public(Way) - made_by_itself:
         found = getattr(kind, name)
         assert callable(found) == callable(getattr(Way, name)), name

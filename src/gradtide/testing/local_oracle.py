@@ -21,7 +21,7 @@ from gradtide.store.rules.updates import make_optimizer
 from gradtide.store.wire.messages import UpdateRule
 from gradtide.store.wire.placement import block_count, block_span
 
-__all__ = ["Change", "LocalPlan", "play_local", "served_outer"]
+__all__ = ["Change", "LocalPlan", "play_local", "play_rounds", "served_outer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _change(
 
 
 @torch.no_grad()
-def _meet(players: list[_Player], base: list[nn.Parameter], step: Step) -> None:
+def _meet(players: list[_Player], base: Sequence[nn.Parameter], step: Step) -> None:
     step(
         [
             [(player.samples, kept - player.parameters()[number]) for player in players]
@@ -186,3 +186,38 @@ def _meet(players: list[_Player], base: list[nn.Parameter], step: Step) -> None:
         player.samples = 0.0
         for kept, own in zip(base, player.parameters(), strict=True):
             own.copy_(kept)
+
+
+def play_rounds(
+    model: nn.Module,
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    rounds: Iterable[Mapping[int, Sequence[tuple[Tensor, Tensor]]]],
+    outer: UpdateRule,
+) -> nn.Module:
+    """Over servers, with workers that come, go and die: each round has the batches of those who were in it, by worker.
+    One that was not in a round before begins with a new optimizer. Returns the base after the last."""
+    served = copy.deepcopy(model)
+    base, players = list(served.parameters()), dict[int, _Player]()
+    step = served_outer(outer, base)
+    for of_round in rounds:
+        present = []
+        for worker, batches in sorted(of_round.items()):
+            if worker not in players:
+                own = copy.deepcopy(model)
+                players[worker] = _Player(own, optimizer(own.parameters()))
+            present.append(players[worker])
+            _give(base, players[worker])
+            for x, y in batches:
+                players[worker].optimizer.zero_grad()
+                loss(players[worker].model(x), y).backward()
+                players[worker].optimizer.step()
+                players[worker].samples += len(x)
+        _meet(present, base, step)
+    return served
+
+
+@torch.no_grad()
+def _give(base: Sequence[nn.Parameter], player: _Player) -> None:
+    for kept, own in zip(base, player.parameters(), strict=True):
+        own.copy_(kept)

@@ -168,7 +168,7 @@ class LocalOverServers:
         if self._attendance.in_rounds:
             return None
         assert isinstance(changes, Pending)
-        return LocalWindow(self._steps, self._began, _versions(changes.report))
+        return LocalWindow(self._steps, self._samples, self._began, _versions(changes.report))
 
     def _pull(self) -> None:
         self.store.pull(self._base.values)

@@ -35,25 +35,16 @@ class TogetherFirst:
             trained, job, first, emit, overlap=overlap, workers_step=True
         )
 
-    @property
-    def reason(self) -> str:
-        begin = f"after {self._local.after} steps taken together, local steps; now: " if self._is_together else ""
-        return begin + self._now.reason
-
-    @property
-    def _is_together(self) -> bool:
-        return self._steps < self._local.after
+        self.reason = f"{self._now.reason}; after {local.after} steps that are taken together, local steps"
 
     def stepped(self) -> None:
-        if not self._is_together:
-            self._now.stepped()
-            return
         self._now.stepped()
         self._steps += 1
-        if not self._is_together:
+        if self._steps == self._local.after:
             self._now.finish()
             self._now.close()
             self._now = LocalOverServers(self._trained, self._job, self._local, self._emit)
+        self.reason = self._now.reason if self._steps >= self._local.after else self.reason
 
     def follow(self, trained: Trained) -> None:
         self._trained = trained
