@@ -23,6 +23,7 @@ __all__ = ["exchange", "resume_exchange"]
 _READABLE, _WRITABLE = 1 << 32, 4 << 32  # of a pollfd as one little-endian word
 _NOBODY = 0xFFFFFFFF  # a descriptor of -1
 _BLOCK_BYTES = 16 << 10  # three hosts and more: a reduction works through blocks that stay in the first-level cache
+_COPY_BYTES = 256 << 10  # of our own, in one go: half of it stays in the second-level cache
 _HEAD_BYTES = 8 * Head.WORDS
 
 
@@ -66,7 +67,9 @@ def _run(deal: Any) -> Any:
         moved = _move_all(deal)
         if moved < 0:
             return BROKEN
-        moved += _reduce_arrived(deal) + _copy_some(deal)
+        moved += _reduce_arrived(deal)
+        if moved == 0:  # the wire has nothing for us to do
+            moved = _copy_some(deal)
         set_word(deal, Deal.MOVED, word(deal, Deal.MOVED) + moved)
         if _all_done(deal):
             return MISMATCHED if word(deal, Deal.REFUSED) else DONE
@@ -124,6 +127,8 @@ def _send(deal: Any, row: Any) -> Any:
             at, left = word(deal, Deal.MINE) + sent - first, ready - (sent - first)
         if left <= 0:
             break
+        if _is_kept(deal, row):
+            left = min(left, _COPY_BYTES)
         count = send_some(word(row, LinkRow.DESCRIPTOR), at, min(left, word(deal, Deal.MOST_BYTES)), more)
         if count < 0:
             if count != AGAIN:
@@ -131,6 +136,7 @@ def _send(deal: Any, row: Any) -> Any:
             set_word(row, LinkRow.IS_FULL, 1)
             break
         sent += count
+        _copy_sent(deal, row, sent - _HEAD_BYTES)
         if count < left and count < word(deal, Deal.MOST_BYTES):  # its buffer is full: the next would be in vain
             set_word(row, LinkRow.IS_FULL, 1)
             break
@@ -264,10 +270,30 @@ def _copy_some(deal: Any) -> Any:
     left = word(deal, Deal.MINE_BYTES) - word(deal, Deal.READY)
     if word(deal, Deal.COPIES) == 0 or left <= 0 or not _agreed(deal):
         return 0
-    begin, length = word(deal, Deal.READY), min(left, word(deal, Deal.MOST_BYTES))
-    copy(word(deal, Deal.MINE) + begin, word(deal, Deal.OWN) + begin, length)
-    set_word(deal, Deal.READY, begin + length)
+    length = min(left, _COPY_BYTES)
+    _copy_up_to(deal, word(deal, Deal.READY) + length)
     return length
+
+
+@register_jitable
+def _is_kept(deal: Any, row: Any) -> Any:
+    """Whether the first part that leaves is what this host keeps a copy of."""
+    return word(deal, Deal.COPIES) != 0 and word(row, LinkRow.FIRST) == word(deal, Deal.OWN)
+
+
+@register_jitable
+def _copy_sent(deal: Any, row: Any, sent: Any) -> None:
+    """Of a contribution that others get too: what has just left, while it is in the cache."""
+    if _is_kept(deal, row) and _agreed(deal):
+        _copy_up_to(deal, min(sent, word(deal, Deal.MINE_BYTES)))
+
+
+@register_jitable
+def _copy_up_to(deal: Any, end: Any) -> None:
+    ready = word(deal, Deal.READY)
+    if ready < end:
+        copy(word(deal, Deal.MINE) + ready, word(deal, Deal.OWN) + ready, end - ready)
+        set_word(deal, Deal.READY, end)
 
 
 # --- Ending and waiting ---
