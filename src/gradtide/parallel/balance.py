@@ -1,0 +1,85 @@
+"""Who takes how much of a batch: shares that follow measured speed, and don't follow noise.
+
+Everybody is told everybody's estimate and draws the same conclusion from it: no shares are sent. They are changed only
+where that saves more than could be an error of the estimates.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+
+from gradtide.fair_share import Cost, even_shares, fair_shares, longest_s
+from gradtide.parallel.part_costs import Estimate
+
+__all__ = ["OFTEN", "SELDOM", "Balance"]
+
+OFTEN, SELDOM = 10, 8  # measurements after which, and how many batches apart, estimates are compared less often
+_FIRST = 2  # measurements of everybody, before the first shares that are not even
+_WORTH = 0.02  # what a change of shares has to save
+_SURE, _SURER = 2.5, 3.0  # and in standard errors of the estimates: from shares that are not even, and from even ones
+
+
+class Balance:
+    """The shares of some workers, or of the devices of one: what was decided last, and why."""
+
+    def __init__(self, who: str = "worker") -> None:
+        self._who = who
+        self._costs: tuple[Cost, ...] | None = None  # by which batches are cut; None: evenly
+        self._estimates: tuple[Estimate | None, ...] = ()
+        self._batch: tuple[int, int] | None = None  # samples and the least part of the last batch
+        self._cut: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self.wait = 0  # batches until estimates are compared again
+
+    def shares(self, samples: int, parts: int, least: int = 1) -> tuple[int, ...]:
+        """How a batch is cut, in the order of the workers or devices."""
+        self._batch = samples, least
+        if self._costs is None or len(self._costs) != parts:
+            return even_shares(samples, parts)
+        known = self._cut.get((samples, parts, least))
+        if known is None:
+            known = self._cut[samples, parts, least] = fair_shares(self._costs, samples, least)
+        return known
+
+    def forget(self) -> None:
+        """Others work on it from now on: even shares, until their estimates are compared."""
+        self._costs, self._estimates, self.wait = None, (), 0
+        self._cut.clear()
+
+    def decide(self, estimates: Sequence[Estimate | None]) -> bool:
+        """Takes everybody's estimates; whether the shares are others now. Who has none is taken for an average one."""
+        known = [estimate for estimate in estimates if estimate is not None]
+        young = len(known) < len(estimates) or min(one.measurements for one in known) < OFTEN
+        self.wait = 0 if young else SELDOM - 1
+        self._estimates = tuple(estimates)
+        if self._batch is None or not known or min(one.measurements for one in known) < _FIRST:
+            return False
+        costs, (samples, least) = _costs(estimates, known), self._batch
+        now, then = self.shares(samples, len(costs), least), fair_shares(costs, samples, least)
+        saved = 1.0 - longest_s(costs, then) / longest_s(costs, now)
+        sure = _SURER if self._costs is None else _SURE
+        if saved <= max(_WORTH, sure * max(one.doubt for one in known)):
+            return False
+        self._costs, self.wait = costs, 0 if young else SELDOM // 2
+        self._cut.clear()
+        return then != now
+
+    def explain(self) -> str:
+        """Who takes what, and why, in a sentence."""
+        if self._batch is None or len(self._estimates) < 2:
+            return f"balance: each {self._who} takes an equal share, until it is measured"
+        samples, least = self._batch
+        shares = self.shares(samples, len(self._estimates), least)
+        took = [_took(self._who, *one, samples) for one in zip(range(len(shares)), shares, self._estimates, strict=True)]
+        return f"balance: {', '.join(took)}"
+
+
+def _costs(estimates: Sequence[Estimate | None], known: Sequence[Estimate]) -> tuple[Cost, ...]:
+    usual = Cost(median(one.cost.fixed_s for one in known), median(one.cost.sample_s for one in known))
+    return tuple(usual if one is None else one.cost for one in estimates)
+
+
+def _took(who: str, number: int, share: int, estimate: Estimate | None, samples: int) -> str:
+    each = "not measured yet"
+    if estimate is not None:
+        fixed = estimate.cost.fixed_s
+        each = f"{estimate.cost.sample_s * 1e3:.3g} ms a sample" + (f" and {fixed * 1e3:.3g} ms" if fixed else "")
+    return f"{who} {number} takes {share} of {samples} samples ({each})"
