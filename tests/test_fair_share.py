@@ -43,7 +43,8 @@ def test_a_large_batch_is_cut_by_speed():
 
 def test_equal_costs_give_parts_that_differ_by_one_sample_at_most():
     shares = fair_shares([Cost(0.1, 0.2)] * 3, 100)
-    assert sum(shares) == 100 and max(shares) - min(shares) == 1
+    assert sum(shares) == 100
+    assert max(shares) - min(shares) == 1
 
 
 def test_even_shares_are_those_of_the_even_cut():

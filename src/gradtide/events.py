@@ -20,6 +20,7 @@ __all__ = [
     "GradientsSynchronised",
     "LocalWindow",
     "ParametersUpdated",
+    "SharesChanged",
     "Waiting",
     "ignore",
 ]
@@ -88,6 +89,14 @@ class EpochDone(Event):
     epoch: int
     test_loss: float | None
     test_accuracy: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SharesChanged(Event):
+    """From the next batch on workers, or the devices of one, take other parts of a batch than before."""
+
+    samples: list[int]  # of each
+    text: str  # who takes what, and why
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,9 @@ def fair_shares(costs: Sequence[Cost], samples: int, least: int = 1) -> tuple[in
     shares = [max(least, _within(cost, done_s, samples)) for cost in costs]
     if sum(shares) > samples:  # where samples cost nothing
         shares = [least] * len(costs)
-    waiting = [(cost.of(share + 1), share, index) for index, (cost, share) in enumerate(zip(costs, shares, strict=True))]
+    waiting = [
+        (cost.of(share + 1), share, index) for index, (cost, share) in enumerate(zip(costs, shares, strict=True))
+    ]
     heapify(waiting)
     for _ in range(samples - sum(shares)):
         index = waiting[0][2]

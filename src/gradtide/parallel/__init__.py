@@ -7,6 +7,9 @@ And on many processes:
 sharding.py       each worker's part of every batch
 batch_parts.py    what of a batch is cut, entered or refused
 loaders.py        where whole batches come from: the same for all workers
+part_costs.py     what parts of a batch cost one worker or device, from noisy measurements
+balance.py        who takes how much of a batch: shares that follow measured speed
+agreed_shares.py  the shares that all workers agree on
 order.py          the order of a DataLoader's batches, which worker 0's sampler decides
 agreement.py      what workers tell each other before a batch
 worker_random.py  random numbers of a worker's own inside the model's forward

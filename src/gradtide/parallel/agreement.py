@@ -15,12 +15,12 @@ from gradtide.errors import CommunicationError, DataError, StoreError
 from gradtide.store import connect, update
 from gradtide.sync import Job
 
-__all__ = ["comes_and_goes", "compare", "compare_over_store", "share_bytes", "together"]
+__all__ = ["PURPOSE", "comes_and_goes", "compare", "compare_over_store", "share_bytes", "together"]
 
 T = TypeVar("T")
 _AT_ONCE_BYTES = 4096  # a batch's indices: what is not longer takes one exchange
 _LENGTH_BYTES = 8
-_PURPOSE = "in gradtide.shard, which all workers go over together; one that validates alone takes the loader itself"
+PURPOSE = "in gradtide.shard, which all workers go over together; one that validates alone takes the loader itself"
 _HELP = (
     "seed what makes them, or use a DataLoader over a Dataset with a length, whose order shard agrees on; if they may "
     "differ (by augmentation, say): check=False"
@@ -35,7 +35,7 @@ def compare(job: Job, digest: Callable[[], bytes]) -> None:
     group = job.group
     try:
         own = torch.frombuffer(bytearray(digest()), dtype=torch.uint8)
-        with group.purpose(_PURPOSE):
+        with group.purpose(PURPOSE):
             seen = [bytes(row.tolist()) for row in group.all_gather(own)]
     except CommunicationError:
         if job.elastic is None:
@@ -79,7 +79,7 @@ def together(job: Job, work: Callable[[Group | None], T]) -> T:
     while True:
         try:
             group = job.group if job.meets else None
-            with nullcontext() if group is None else group.purpose(_PURPOSE):
+            with nullcontext() if group is None else group.purpose(PURPOSE):
                 done = work(group)
             job.exchanges += 1
             return done

@@ -25,13 +25,12 @@ class Balance:
         self._who = who
         self._costs: tuple[Cost, ...] | None = None  # by which batches are cut; None: evenly
         self._estimates: tuple[Estimate | None, ...] = ()
-        self._batch: tuple[int, int] | None = None  # samples and the least part of the last batch
+        self._batch = (0, 1)  # samples and the least part of the batch that was decided for
         self._cut: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self.wait = 0  # batches until estimates are compared again
 
     def shares(self, samples: int, parts: int, least: int = 1) -> tuple[int, ...]:
         """How a batch is cut, in the order of the workers or devices."""
-        self._batch = samples, least
         if self._costs is None or len(self._costs) != parts:
             return even_shares(samples, parts)
         known = self._cut.get((samples, parts, least))
@@ -44,15 +43,16 @@ class Balance:
         self._costs, self._estimates, self.wait = None, (), 0
         self._cut.clear()
 
-    def decide(self, estimates: Sequence[Estimate | None]) -> bool:
-        """Takes everybody's estimates; whether the shares are others now. Who has none is taken for an average one."""
+    def decide(self, estimates: Sequence[Estimate | None], samples: int, least: int = 1) -> bool:
+        """Takes everybody's estimates before a batch: whether the shares are others now. Who has none is taken for an
+        average one."""
         known = [estimate for estimate in estimates if estimate is not None]
         young = len(known) < len(estimates) or min(one.measurements for one in known) < OFTEN
         self.wait = 0 if young else SELDOM - 1
-        self._estimates = tuple(estimates)
-        if self._batch is None or not known or min(one.measurements for one in known) < _FIRST:
+        self._estimates, self._batch = tuple(estimates), (samples, least)
+        if not known or min(one.measurements for one in known) < _FIRST:
             return False
-        costs, (samples, least) = _costs(estimates, known), self._batch
+        costs = _costs(estimates, known)
         now, then = self.shares(samples, len(costs), least), fair_shares(costs, samples, least)
         saved = 1.0 - longest_s(costs, then) / longest_s(costs, now)
         sure = _SURER if self._costs is None else _SURE
@@ -64,11 +64,13 @@ class Balance:
 
     def explain(self) -> str:
         """Who takes what, and why, in a sentence."""
-        if self._batch is None or len(self._estimates) < 2:
+        if not any(self._estimates):
             return f"balance: each {self._who} takes an equal share, until it is measured"
         samples, least = self._batch
         shares = self.shares(samples, len(self._estimates), least)
-        took = [_took(self._who, *one, samples) for one in zip(range(len(shares)), shares, self._estimates, strict=True)]
+        took = [
+            _took(self._who, *one, samples) for one in zip(range(len(shares)), shares, self._estimates, strict=True)
+        ]
         return f"balance: {', '.join(took)}"
 
 

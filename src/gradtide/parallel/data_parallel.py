@@ -139,7 +139,8 @@ class DataParallel(nn.Module):
         group = self._job.group if isinstance(way, Reduce) else None  # over servers there may be none, nor need be
         over_links = group is not None and not group.on_one_host and isinstance(way, Reduce) and way.uses(group)
         links = [group.explain(probe=probe)] if over_links and group is not None else []
-        return "; ".join([way.reason, *links, *self._differences()])
+        shares = [] if self._job.balance is None or self._job.size == 1 else [self._job.balance.explain()]
+        return "; ".join([way.reason, *links, *shares, *self._differences()])
 
     def _differences(self) -> list[str]:
         if self._job.size == 1:

@@ -5,12 +5,15 @@ from typing import Any
 
 from gradtide.errors import ConfigError
 from gradtide.even_share import even_share
+from gradtide.parallel.agreed_shares import AgreedShares
 from gradtide.parallel.batch_parts import count_samples, cut
 from gradtide.parallel.loaders import AgreedBatches, GivenBatches, has_agreeable_order, refuse_cut_loader
 from gradtide.sync import Job, current_job
 from gradtide.sync.job import BatchShare
 
 __all__ = ["shard"]
+
+_KEPT = "_gradtide_shares"  # on a loader: what is known of the workers' speeds
 
 
 class shard(Iterable[Any]):
@@ -20,7 +23,8 @@ class shard(Iterable[Any]):
     Dicts, tuples, dataclasses and lists of tensors are entered. What every worker is to get as it is has to be named,
     by its key, or its place, or the path to it: `whole=["class_weights", "1", "extra.weights"]`.
 
-    Parts differ by one sample at most; the model weighs them, so together they are exactly the batch. A worker for whom
+    Parts differ by one sample at most; with `balance=True` they follow the measured speed of each worker, so that all
+    are done at the same time. The model weighs them, so together they are exactly the batch. A worker for whom
     a small last batch has no sample gets one that counts nothing.
 
     All workers must go over the same batches. In a DataLoader over a Dataset with a length, all take the order that
@@ -29,13 +33,22 @@ class shard(Iterable[Any]):
     """
 
     def __init__(
-        self, loader: Iterable[Any], *, whole: Sequence[str] = (), check: bool = True, job: Job | None = None
+        self,
+        loader: Iterable[Any],
+        *,
+        whole: Sequence[str] = (),
+        check: bool = True,
+        balance: bool | AgreedShares = False,
+        job: Job | None = None,
     ) -> None:
         if isinstance(whole, str):
             raise ConfigError(f"shard: whole= is a list of names; say whole=[{whole!r}]")
         refuse_cut_loader(loader)
         self._loader, self._whole, self._check = loader, tuple(whole), check
         self._job = current_job() if job is None else job
+        self._shares = _find_shares(self._job, loader) if balance is True else (balance or None)
+        if not isinstance(balance, bool | AgreedShares):
+            raise ConfigError(f"shard: balance={balance!r}; say True or False")
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -45,14 +58,16 @@ class shard(Iterable[Any]):
         try:
             for batch in batches:
                 job.batches += 1
-                yield self._part(batch, this)
+                yield from self._give(batch, this)
                 batches.go_on(batch)
                 while job.undone:  # its step was lost with a worker: once more, cut for those who are left
                     job.undone = False
-                    yield self._part(batch, this)
+                    yield from self._give(batch, this)
                     batches.go_on(batch)
                 batches.finish()
         finally:
+            if self._shares is not None:
+                self._shares.leave()
             job.shares.pop(this, None)
             job.share = next(reversed(job.shares.values()), None)  # of a loop around this one
 
@@ -61,11 +76,42 @@ class shard(Iterable[Any]):
             return AgreedBatches(self._loader, self._job)
         return GivenBatches(self._loader, self._job, self._check)
 
+    def _give(self, batch: Any, loop: object) -> Iterator[Any]:
+        part = self._part(batch, loop)
+        if self._shares is None:
+            yield part
+            return
+        self._shares.begin()
+        yield part
+        self._shares.end()
+
     def _part(self, batch: Any, loop: object) -> Any:
         job = self._job
         samples = count_samples(batch, self._whole)
         rank, size = job.held or (job.rank, job.size)
-        begin, end = even_share(samples, rank, size) if rank >= 0 else (0, 0)
+        if self._shares is None:
+            begin, end = even_share(samples, rank, size) if rank >= 0 else (0, 0)
+        else:
+            if job.in_windows and job.elastic is not None:
+                raise ConfigError(
+                    "balance=True with Local, in a job that may lose or gain workers: parts of a window can't be cut "
+                    "anew in it; leave balance= or --min-workers and the like out"
+                )
+            sizes = self._shares.of(samples)
+            begin, end = sum(sizes[:rank]), sum(sizes[: rank + 1])
         job.share = job.shares[loop] = BatchShare(end - begin, samples)
         first, last = (0, 1) if begin == end else (begin, end)
         return cut(batch, first, last, self._whole)
+
+
+def _find_shares(job: Job, loader: Iterable[Any]) -> AgreedShares:
+    """Those of earlier loops over the same loader: an epoch begins with what the last one knew. What can't keep them (a
+    list, a generator) takes those of the last loop."""
+    if not hasattr(loader, "__dict__"):
+        return job.balance or AgreedShares(job)
+    job_of, shares = loader.__dict__.get(_KEPT, (None, AgreedShares(job)))
+    assert isinstance(shares, AgreedShares)
+    if job_of is not job:
+        shares = AgreedShares(job)
+        loader.__dict__[_KEPT] = job, shares
+    return shares

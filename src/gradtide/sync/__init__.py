@@ -1,6 +1,7 @@
 """One object a way to synchronise, chosen once at construction, in the order a gradient meets them.
 
 job.py            the processes that train together, as this one sees them
+stopwatch.py      how long this worker computes on its part of a batch
 trained.py        what is trained: parameters that ask for a gradient, and the optimizers that step them
 ways.py           what every way to synchronise can do
 backward.py       when a backward begins and ends, and what each of its gradients counts

@@ -8,7 +8,9 @@ from typing import Any
 from gradtide.collective import Group
 from gradtide.environment import read_environment
 from gradtide.errors import CommunicationError, ConfigError
+from gradtide.events import Emit, Event
 from gradtide.processes.job_protocol import Ask, Dismissed, Notice, Watcher, ask
+from gradtide.sync.stopwatch import Stopwatch
 from gradtide.timeouts import Timeouts, default_timeouts
 
 __all__ = ["BatchShare", "Elastic", "Job", "current_job"]
@@ -58,6 +60,7 @@ class Job:
     share: BatchShare | None = None  # of the batch that is being worked on; None when nobody said
     shares: dict[object, BatchShare] = field(default_factory=dict)  # of each loop over `shard` that is under way
     batches: int = 0  # that `shard` has given so far
+    in_windows: bool = False  # whether workers take local steps, and meet now and then
     held: tuple[int, int] | None = None  # until local steps meet: the rank (-1: none) and size that batches are cut by
     exchanges: int = 0  # about what is in batches that this worker has finished
     behind: int = 0  # batches that the others were given before this worker came
@@ -69,6 +72,11 @@ class Job:
     state: dict[str, Any] = field(default_factory=dict)  # the script's own, of plain values, which newcomers are told
     epoch_began: int = 0  # how many batches were given before this epoch of the script
     resumed: bool = False  # told, and not asked for yet
+    least_part: int = 1  # samples that a part of a batch must have, where shares follow speed: 2 with batch norm
+    nobody_waits: bool = False  # for anybody: a model is trained in async
+    balance: Any = field(default=None, repr=False)  # what decides on the shares of the last loop that follow speed
+    stopwatch: Stopwatch | None = field(default=None, repr=False)  # of the part that is being worked on
+    news: list[Event] = field(default_factory=list)  # for whoever watches the model
     timeouts: Timeouts = field(default_factory=default_timeouts)
     recover: Callable[[CommunicationError], None] | None = field(default=None, repr=False)  # goes on with who is left
     _group: Group | None = field(default=None, repr=False)
@@ -123,6 +131,18 @@ class Job:
         notice = None if self.elastic is None else self.elastic.notice()
         return notice is not None and notice.generation == self.generation
 
+    def watched(self, emit: Emit) -> Emit:
+        """An observer that tells `emit`, and the stopwatch of a part that is measured."""
+
+        def observe(event: Event) -> None:
+            if self.stopwatch is not None:
+                self.stopwatch.note(event, over_servers=bool(self.served))
+            while self.news:
+                emit(self.news.pop(0))
+            emit(event)
+
+        return observe
+
     def regroup(self) -> None:
         """Joins those who are left, and those who have come, once all of them ask."""
         assert self.elastic is not None
@@ -147,7 +167,8 @@ class Job:
         if len({share.weight for share in self.shares.values()}) > 1:
             raise ConfigError(
                 "two loops over gradtide.shard are under way, and this worker's parts of their batches differ; give "
-                "both sizes that are multiples of the number of workers, or zip the loaders inside of one shard"
+                "both sizes that are multiples of the number of workers, without balance, or zip the loaders inside of "
+                "one shard"
             )
         return 1.0 / self.size if self.share is None else self.share.weight
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeout
 from gradtide.events import Emit, GradientsReady, ParametersUpdated
@@ -35,7 +36,9 @@ class Synchroniser:
 
     def __init__(self, trained: Trained, job: Job, wishes: Wishes, emit: Emit) -> None:
         keep_freed_memory()
-        self._trained, self._job, self._wishes, self._emit = trained, job, wishes, emit
+        self._trained, self._job, self._wishes, self._emit = trained, job, wishes, job.watched(emit)
+        if any(isinstance(module, _BatchNorm) for module in trained.module.modules()):
+            job.least_part = max(job.least_part, 2)
         self._synchronising, self._stepping, self._uneven = True, False, UnevenLoops(job)
         self._weighed: float | None = None  # what the user said that this worker's loss counts
         self._rounds, self._clipped = 0, 0  # synchronisations so far; the one whose gradient was clipped
@@ -47,6 +50,7 @@ class Synchroniser:
         self._on_trial = wishes.trial and wishes.sync == "auto" and wishes.share_parameters is None
         self._trial, self._proven = Trial(trained) if self._on_trial else None, not self._on_trial
         self.way = self._choose_way()
+        job.nobody_waits = _is_async(wishes.sync)
         if self._can_go_on:
             job.recover = _recover_by(weakref.ref(self))
         self._hooks = self._watch()
@@ -464,6 +468,11 @@ class Synchroniser:
     def _count(self, this_one: bool) -> int:
         """How many say yes."""
         return int(self.way.add_up(torch.tensor([int(this_one)])))
+
+
+def _is_async(sync: object) -> bool:
+    """Servers, or local steps over them."""
+    return "async" in (getattr(sync, "mode", None), getattr(getattr(sync, "over", None), "mode", None))
 
 
 def _recover_by(known: "weakref.ref[Synchroniser]") -> Callable[[CommunicationError], None]:
