@@ -148,12 +148,6 @@ def test_what_makes_no_sense_is_refused(make, says):
         make()
 
 
-def test_fit_refuses_it():
-    net = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match="fit does not take Local yet"):
-        gradtide.fit(net, torch.utils.data.TensorDataset(torch.ones(4, 2), torch.zeros(4).long()), sync=Local(2))
-
-
 def test_what_does_not_go_together_is_refused_before_anything_is_changed():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     rules = [torch.optim.SGD(part.parameters(), lr=0.1) for part in net]

@@ -104,7 +104,8 @@ class Synchroniser:
             self._given_half.add(index)
 
     def _on_end(self, added: bool) -> None:
-        self.way.saw()
+        if self._wishes.trial:
+            self.way.saw()
         if self._synchronising:
             self._end_backward(added)
         stays = self.way.one_weight and self._hooks.accumulating
@@ -170,6 +171,8 @@ class Synchroniser:
     def step(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
         """Synchronises what has not left yet, updates every worker's parameters alike, and clears the gradients."""
         finished = False
+        if not self._wishes.trial:  # fit's backwards are pieces of one part
+            self.way.saw()
         try:
             self._take_step(self._trained.optimizers if optimizers is None else optimizers)
             self.way.stepped()

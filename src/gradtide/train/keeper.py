@@ -34,6 +34,7 @@ __all__ = ["Checkpoints", "Keeper", "Resumed"]
 
 _LOOK_S = 0.02
 _LAST_S = 10.0  # for what is being written when a run is interrupted
+_BEFORE = {"accumulate": 1}  # what checkpoints of old don't say
 _WORKERS_S = 120.0  # for the other workers to write theirs
 
 
@@ -137,8 +138,9 @@ class Keeper:
 
     def _check_options(self, saved: dict[str, Any], where: str) -> None:
         for name, value in self._options.items():
-            if saved.get(name, value) != value:
-                raise ConfigError(f"{where} was made with {name} {saved[name]}, not {value}; resume with the same")
+            before = saved.get(name, _BEFORE.get(name, value))
+            if before != value:
+                raise ConfigError(f"{where} was made with {name} {before}, not {value}; resume with the same")
 
     # --- writing ---
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -31,11 +32,11 @@ from gradtide.train.keeper import Checkpoints, Keeper
 from gradtide.train.optimizers import OptimizerFactory, Optimizers
 from gradtide.train.position import History, Position
 from gradtide.train.rates import Rates
-from gradtide.train.source import Batch, BatchSource, as_source, read_ahead
+from gradtide.train.source import Batch, BatchSource, StepBatch, StepSource, accumulated, as_source, read_ahead
 
 if TYPE_CHECKING:
     from gradtide.store import Store
-    from gradtide.sync import Job, Servers
+    from gradtide.sync import Job, Local, Servers
     from gradtide.timeouts import Timeouts
 
 __all__ = ["History", "Run", "check_batch", "check_options", "fit"]
@@ -54,7 +55,8 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     loss_terms: LossTerms = None,
     optimizer: str | OptimizerFactory | torch.optim.Optimizer = "SGD",
     strategy: str = "sharded",
-    sync: "str | Servers" = "auto",
+    sync: "str | Servers | Local" = "auto",
+    accumulate: int = 1,
     scale_batch: bool = False,
     lr_scaling: str = "none",
     warmup_epochs: float = 0.0,
@@ -68,16 +70,19 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
 
     `train_data` and `test_data` are tensors (inputs, targets), a Dataset or a DataLoader (which keeps its own batch
     size). `batch_size` is that of all devices together; with `scale_batch`, that of each, and `lr_scaling` and
-    `warmup_epochs` say what becomes of the learning rate. `loss` is the name of one of torch's ("mse"), or a function
-    or module from (outputs, targets) to one number. That is a mean over the samples, unless it is one of torch's,
-    whose options are known, or `loss_terms` says what it is: "sum", or over how many terms of the targets it is a mean.
+    `warmup_epochs` say what becomes of the learning rate. With `accumulate=4` a step takes four batches as one, of
+    which a device computes a fourth at a time (the last step of an epoch takes what is left). `loss` is the name of
+    one of torch's ("mse"), or a function or module from (outputs, targets) to one number. That is a mean over the
+    samples, unless it is one of torch's, whose options are known, or `loss_terms` says what it is: "sum", or over how
+    many terms of the targets it is a mean.
     `optimizer` is the name of a torch.optim class (`lr` is its rate; without it, the class's own default), a function
     from parameters to an optimizer, or an optimizer of the model's parameters, which has the state in the end.
     `checkpoints` says where the run keeps some, how often, and whether it goes on with the newest. `timeouts` says how
     long to wait for other workers. `emit` is called with every event.
 
     In a job (gradtide run, torchrun) all workers train one model, each with its part of every batch, and `sync` says
-    how, as for `DataParallel`; "all devices" then are those of all workers.
+    how, as for `DataParallel`; "all devices" then are those of all workers. With `Local` they also meet at the end of
+    every epoch.
     """
     found, job = find_devices(devices), _job(sync)
     if job is not None and timeouts is not None:
@@ -91,10 +96,13 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     if scale_batch and isinstance(train_data, torch.utils.data.DataLoader):
         raise ConfigError("scale_batch can't change a DataLoader's batch size; give the loader the larger one")
     check_strategy(strategy, len(found))
-    source = as_source(train_data, batch_size * growth, seed)
+    source = accumulated(as_source(train_data, batch_size * growth, seed), accumulate)
     tests = None if test_data is None else as_source(test_data, max(1024, batch_size), shuffle=False)
     check_batch(source.batch_size, len(found), job.size if job else 1)
-    keeper = Keeper(checkpoints or Checkpoints(""), job.rank if job else 0, job.size if job else 1, emit)
+    _check_local(sync, source.batches, checkpoints)
+    keeping = checkpoints or Checkpoints("")
+    keeping = replace(keeping, options={**keeping.options, "accumulate": accumulate})
+    keeper = Keeper(keeping, job.rank if job else 0, job.size if job else 1, emit)
     keeper.load_model(model)
     with DevicePool(found) as pool:
         run = _kind_of_run(job, sync, emit)(model, found, pool, loss_of_all, strategy, sync_batch_norm, seed)
@@ -134,17 +142,30 @@ def _job(sync: object) -> "Job | None":
     """The job to train in; None for one process that trains alone."""
     if isinstance(sync, str) and read_environment().launch is None:
         return None
-    from gradtide.sync import Local, current_job
+    from gradtide.sync import current_job
 
-    if isinstance(sync, Local):
-        raise ConfigError(
-            "fit does not take Local yet; write the loop, with gradtide.DataParallel(net, opt, Local(50))"
-        )
     job = current_job()
     return None if isinstance(sync, str) and job.size == 1 else job
 
 
-def _kind_of_run(job: "Job | None", sync: "str | Servers", emit: Emit) -> "Callable[..., Run]":
+def _check_local(sync: object, steps: int | None, checkpoints: Checkpoints | None) -> None:
+    """`steps` of an epoch, where that is known."""
+    if isinstance(sync, str):
+        return
+    from gradtide.sync import Local
+
+    if not isinstance(sync, Local):
+        return
+    if steps is not None and sync.every > steps:
+        raise ConfigError(
+            f"Local({sync.every}): an epoch has {steps} steps, and workers meet at its end; meet every {steps} or more "
+            "often, or make batches smaller"
+        )
+    if checkpoints is not None and (checkpoints.every or checkpoints.resume):
+        raise ConfigError("fit can't keep checkpoints of workers that step by themselves (Local) yet; leave one out")
+
+
+def _kind_of_run(job: "Job | None", sync: "str | Servers | Local", emit: Emit) -> "Callable[..., Run]":
     if job is None:
         return Run
     from gradtide.train.together.run import RunTogether  # brings in numba and the store
@@ -183,7 +204,7 @@ class Run:
         self.optimizers = [keeper.load_optimizer(made_by.make(replica.module)) for replica in self.replicas]
 
     def train(
-        self, source: BatchSource, tests: BatchSource | None, epochs: int, rates: Rates, emit: Emit, keeper: Keeper
+        self, source: StepSource, tests: BatchSource | None, epochs: int, rates: Rates, emit: Emit, keeper: Keeper
     ) -> History:
         at = keeper.begin(self)
         self._begin(at)
@@ -201,7 +222,7 @@ class Run:
     def _begin(self, at: Position) -> None:
         """Before the first epoch, or what is left of it."""
 
-    def _train_epoch(self, source: BatchSource, at: Position, rates: Rates, emit: Emit, keeper: Keeper) -> None:
+    def _train_epoch(self, source: StepSource, at: Position, rates: Rates, emit: Emit, keeper: Keeper) -> None:
         """What is left of an epoch."""
         for shards in self._shards(source, at):
             done = at.epoch - 1 + (at.in_epoch / at.batches if at.batches else 0.0)
@@ -264,13 +285,14 @@ class Run:
             self.replicas, self.optimizers, shards, self.loss, self.pool, self.strategy, self.randomness, emit
         )
 
-    def _shards(self, source: BatchSource, at: Position) -> Iterator[list[DeviceBatch]]:
-        return read_ahead(self._split(batch) for batch in self._read(source.read, at))
+    def _shards(self, source: StepSource, at: Position) -> Iterator[list[DeviceBatch]]:
+        steps = self._read(source.read, at)
+        return read_ahead(self._split((step.inputs, step.targets), pieces=step.batches) for step in steps)
 
-    def _split(self, batch: Batch, of: int | None = None) -> list[DeviceBatch]:
-        return split_batch(batch, [replica.device for replica in self.replicas], of)
+    def _split(self, batch: Batch, of: int | None = None, pieces: int = 1) -> list[DeviceBatch]:
+        return split_batch(batch, [replica.device for replica in self.replicas], of, pieces)
 
-    def _read(self, read: Callable[[int], Iterable[Batch]], at: Position) -> Iterator[Batch]:
+    def _read(self, read: Callable[[int], Iterable[StepBatch]], at: Position) -> Iterator[StepBatch]:
         """The batches that are left of an epoch, in the order in which they came the first time."""
         if self.resumed_random is None:
             self.epoch_random = torch.get_rng_state()

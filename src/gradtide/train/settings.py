@@ -9,6 +9,7 @@ from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 
 if TYPE_CHECKING:
+    from gradtide.sync import Local, Servers
     from gradtide.train.keeper import Checkpoints
 
 __all__ = ["Settings"]
@@ -24,6 +25,8 @@ class Settings:
     fit: dict[str, Any]  # what fit takes besides the model, the data and the devices
     devices: str = "1"  # of each worker
     sync: str = "auto"  # how workers synchronise; over servers, how strictly
+    every: int = 0  # so many steps each worker takes by itself before all meet; 0: all of them are taken together
+    after: int = 0  # so many steps that are taken together
     folder: str = ""  # where workers write down what happens
     checkpoints: dict[str, Any] | None = None  # the fields of keeper.Checkpoints
 
@@ -51,7 +54,17 @@ class Settings:
             parts[0] += f" x {devices} devices"
         if servers:
             parts.append("1 server" if servers == 1 else f"{servers} servers")
-        return ", ".join([*parts, self.sync])
+        if self.every:
+            parts.append(f"met every {self.every} steps" + (f" after {self.after}" if self.after else ""))
+        return ", ".join([*parts, *([] if self.every else [self.sync])])
+
+    def how(self) -> "str | Servers | Local":
+        """What fit is to take as `sync`."""
+        from gradtide.sync import Local, Servers
+
+        if self.every:
+            return Local(self.every, after=self.after)
+        return Servers(self.sync) if self.over_servers else self.sync
 
     def check(self, workers: int) -> None:
         """Raises what a worker would, before any is started; data that is not here yet is fetched once, for all."""
@@ -70,7 +83,10 @@ class Settings:
         check_strategy(options["strategy"], devices)
         if options["batch_size"] < 1:
             raise ConfigError(f"batch size {options['batch_size']}; it must be 1 or more")
-        check_batch(options["batch_size"] * growth, devices, workers)
+        accumulate = options["accumulate"]
+        if accumulate < 1:
+            raise ConfigError(f"--accumulate {accumulate} makes no sense; a step takes 1 batch or more")
+        check_batch(options["batch_size"] * growth * accumulate, devices, workers)
         self._find_data()
 
     def load(self) -> tuple[Any, Any]:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gradtide.errors import ConfigError, DataError
 
-__all__ = ["Batch", "BatchSource", "as_source", "read_ahead"]
+__all__ = ["Batch", "BatchSource", "StepBatch", "StepSource", "accumulated", "as_source", "read_ahead"]
 
 Batch = tuple[Tensor, Tensor]
 T = TypeVar("T")
@@ -25,6 +26,49 @@ class BatchSource:
     read: Callable[[int], Iterable[Batch]]  # epoch -> its batches
     batch_size: int | None  # None where only the loader knows
     batches: int | None  # of an epoch; None where only reading tells
+
+
+class StepBatch(NamedTuple):
+    """What one step learns from: so many batches as one."""
+
+    inputs: Tensor
+    targets: Tensor
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepSource:
+    """Where the batches of steps come from."""
+
+    read: Callable[[int], Iterable[StepBatch]]  # epoch -> its steps
+    batch_size: int | None  # of a step; None where only the loader knows
+    batches: int | None  # so many steps in an epoch; None where only reading tells
+
+
+def accumulated(source: BatchSource, accumulate: int) -> StepSource:
+    """A step for every `accumulate` batches; the last one of an epoch has those that are left."""
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+        raise ConfigError(f"accumulate={accumulate!r} makes no sense; a step takes 1 batch or more")
+
+    def read(epoch: int) -> Iterator[StepBatch]:
+        batches = iter(source.read(epoch))
+        while group := list(islice(batches, accumulate)):
+            inputs, targets = zip(*group, strict=True)
+            yield StepBatch(_one("inputs", inputs), _one("targets", targets), len(group))
+
+    size = None if source.batch_size is None else source.batch_size * accumulate
+    return StepSource(read, size, None if source.batches is None else -(-source.batches // accumulate))
+
+
+def _one(what: str, parts: tuple[Tensor, ...]) -> Tensor:
+    first = parts[0]
+    for part in parts[1:]:
+        if part.shape[1:] != first.shape[1:] or part.dtype != first.dtype:
+            raise DataError(
+                f"accumulate= makes one batch of several, but the {what} of one are {tuple(first.shape)} {first.dtype} "
+                f"and of another {tuple(part.shape)} {part.dtype}; make batches alike but for their number of samples"
+            )
+    return first if len(parts) == 1 else torch.cat(parts)
 
 
 def as_source(data: Any, batch_size: int, seed: int = 0, shuffle: bool = True) -> BatchSource:

@@ -14,6 +14,7 @@ import typer
 
 from gradtide.cli.table import print_table
 from gradtide.cli.train.keeping import before_resuming, check_keeping, plan_keeping, tell_failure
+from gradtide.cli.train.meeting import check_local
 from gradtide.errors import ConfigError
 from gradtide.events import BatchDone, EpochDone, Event
 
@@ -41,7 +42,12 @@ def train(
             "[default: auto, with servers bsp]"
         ),
     ] = None,
+    every: Annotated[
+        int | None, typer.Option(help="Each worker steps by itself, and every so many steps all are averaged")
+    ] = None,
+    after: Annotated[int, typer.Option(help="With --every: the first so many steps are taken together")] = 0,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over all devices")] = 256,
+    accumulate: Annotated[int, typer.Option(help="Batches that make one step")] = 1,
     lr: Annotated[float, typer.Option(help="Learning rate of SGD")] = 0.2,
     epochs: Annotated[int, typer.Option(help="Passes over the training data")] = 10,
     strategy: Annotated[
@@ -83,6 +89,7 @@ def train(
         raise ConfigError(f"--name {name!r} must be a plain folder name; use --output for where it goes")
     options = {
         "batch_size": batch_size,
+        "accumulate": accumulate,
         "lr": lr,
         "epochs": epochs,
         "strategy": strategy,
@@ -97,6 +104,7 @@ def train(
     if workers is None and (servers or sync is not None):
         given = "--servers" if servers else f"--sync {sync}"
         raise ConfigError(f"{given} is for training on several processes; say how many, as in --workers 2")
+    check_local(every, after, workers, (sync, servers, bool(checkpoint_every or resume)))
     if workers is not None and (baseline or sync_batch_norm):
         given = "--baseline compares" if baseline else "--sync-batch-norm is over"
         raise ConfigError(f"{given} devices of one process; leave it out, or leave out --workers")
@@ -113,6 +121,7 @@ def train(
         from gradtide.cli.train.workers import choose_sync, train_with_workers
 
         asked |= {"devices": devices or "1", "sync": choose_sync(sync, servers), "folder": str(path)}
+        asked |= {"every": every or 0, "after": after}
         train_with_workers(asked, workers, servers, keeping, as_json)
 
 

@@ -20,14 +20,26 @@ class DeviceBatch:
     targets: Tensor
     weight: float  # its share of the batch's samples: a mean over the shard counts this much in the batch's mean
     of: int | None = None  # the samples of the batch of all workers, where this is of a worker's part
+    pieces: int = 1  # that the device computes one after the other, for want of memory
+
+    def cut(self) -> "list[DeviceBatch]":
+        """Its pieces, whose weights add up to its own."""
+        if self.pieces == 1:
+            return [self]
+        cut = zip(self.inputs.tensor_split(self.pieces), self.targets.tensor_split(self.pieces), strict=True)
+        shares = [(inputs, targets, self.weight * len(inputs) / len(self.inputs)) for inputs, targets in cut]
+        return [DeviceBatch(inputs, targets, weight, self.of) for inputs, targets, weight in shares]
 
 
-def split_batch(batch: tuple[Tensor, Tensor], devices: Sequence[Device], of: int | None = None) -> list[DeviceBatch]:
+def split_batch(
+    batch: tuple[Tensor, Tensor], devices: Sequence[Device], of: int | None = None, pieces: int = 1
+) -> list[DeviceBatch]:
     """Cuts (inputs, targets) into at most one shard a device, of sizes one apart at most, and copies each there.
 
     The shards' weights add up to 1, so the weighted sum of their mean gradients is the gradient of the batch's mean,
     however uneven the cut. A batch with fewer samples than devices leaves the last devices without one. `of`: this is
-    a worker's part of a batch of so many samples.
+    a worker's part of a batch of so many samples. `pieces`: each device computes its shard in so many, or in as many as
+    the smallest shard has samples: all devices in equally many, since they may meet in each (in batch normalisation).
     """
     inputs, targets = batch
     samples = len(inputs)
@@ -36,9 +48,11 @@ def split_batch(batch: tuple[Tensor, Tensor], devices: Sequence[Device], of: int
             f"a batch has {samples} inputs and {len(targets)} targets; it needs as many of each, 1 or more"
         )
     shards = min(samples, len(devices))
+    pieces = min(pieces, samples // shards)
     cut = zip(torch.tensor_split(inputs, shards), torch.tensor_split(targets, shards), devices, strict=False)
     return [
-        DeviceBatch(_on(device, part), _on(device, labels), len(part) / samples, of) for part, labels, device in cut
+        DeviceBatch(_on(device, part), _on(device, labels), len(part) / samples, of, pieces)
+        for part, labels, device in cut
     ]
 
 

@@ -13,7 +13,7 @@ from gradtide.collective import check_strategy, sum_over_devices
 from gradtide.errors import ConfigError, PeerLost, PeerTimeout
 from gradtide.events import Emit, GradientsReady, GradientsSynchronised, ParametersUpdated, ignore
 from gradtide.parallel.devices.batches import DeviceBatch
-from gradtide.parallel.devices.losses import Loss, LossFn, Weighed
+from gradtide.parallel.devices.losses import Loss, LossFn
 from gradtide.parallel.devices.pool import DevicePool
 from gradtide.parallel.devices.randomness import DeviceRandom
 from gradtide.parallel.devices.replicas import Replica
@@ -51,20 +51,20 @@ def train_batch(
     pieces, side by side, for the person who reads a training loop to understand it; `fit` is for everybody else.)
     """
     loss = Loss.of(loss_fn)
-    weighed = loss.begin(shards, split=len(shards) > 1)
-    loss.refuse_nothing(weighed.terms)
+    parts, terms = _begin(loss, shards, of_several=False)
+    loss.refuse_nothing(terms)
 
     def update(index: int) -> None:
         replicas[index].gradients.hand_out(used)
         optimizers[index].step()
         optimizers[index].zero_grad(set_to_none=True)
 
-    seen, used = _forward_and_backward(replicas, shards, (loss, weighed), pool, randomness)
+    seen, used = _forward_and_backward(replicas, parts, loss, pool, randomness)
     emit(GradientsReady())
     emit(GradientsSynchronised(_synchronise(replicas, strategy, pool)))
     pool.run(update)
     emit(ParametersUpdated())
-    return _result(seen, shards, weighed)
+    return _result(seen, shards, terms)
 
 
 def train_part(
@@ -84,17 +84,17 @@ def train_part(
     With one device gradients leave while backward goes on. (Eight arguments, as `train_batch`.)
     """
     loss = Loss.of(loss_fn)
-    weighed = loss.begin(shards, split=True)
+    parts, terms = _begin(loss, shards, of_several=True)
     if loss.terms.is_sum and shards[0].of is None:
         raise ConfigError("a sum over a worker's part of a batch needs to know the batch's size: split_batch(..., of=)")
-    if not _weigh(model, loss, weighed):
+    if not _weigh(model, loss, terms):
         return BatchResult(0.0, 0, 0, 0.0)
     if len(replicas) == 1:
-        seen = [_backward(replicas[0], shards[0], loss, weighed.weights[0], randomness[0] if randomness else None)]
+        seen = _one_device(replicas[0], model, parts[0], loss, randomness[0] if randomness else None)
         model.step()
-        return _result(seen, shards, weighed)
+        return _result(seen, shards, terms)
     with model.no_sync():
-        seen, used = _forward_and_backward(replicas, shards, (loss, weighed), pool, randomness)
+        seen, used = _forward_and_backward(replicas, parts, loss, pool, randomness)
     emit(GradientsReady())
     _synchronise(replicas, strategy, pool)
     replicas[0].gradients.hand_out(used)
@@ -103,13 +103,34 @@ def train_part(
     model.step()
     spread_parameters(replicas, pool)
     emit(ParametersUpdated())
-    return _result(seen, shards, weighed)
+    return _result(seen, shards, terms)
 
 
-_Seen = tuple[float, int | None]  # a shard's share of the loss, and how many were right
+_Seen = tuple[float, int | None]  # a part's share of the loss, and how many were right
+_Part = tuple[DeviceBatch, float]  # a piece of a shard, and what its loss counts
 
 
-def _weigh(model: "Synchroniser", loss: Loss, weighed: Weighed) -> bool:
+def _begin(loss: Loss, shards: Sequence[DeviceBatch], *, of_several: bool) -> tuple[list[list[_Part]], float]:
+    """For each device the pieces of its shard, with what each counts; and the terms of all. `of_several`: workers."""
+    pieces = [shard.cut() for shard in shards]
+    flat = [piece for of_device in pieces for piece in of_device]
+    weighed = loss.begin(flat, split=of_several or len(flat) > 1)
+    weights = iter(weighed.weights)
+    return [[(piece, next(weights)) for piece in of_device] for of_device in pieces], weighed.terms
+
+
+def _one_device(
+    replica: Replica, model: "Synchroniser", parts: Sequence[_Part], loss: Loss, randomness: DeviceRandom | None
+) -> list[_Seen]:
+    """The gradient of the last piece leaves while backward goes on, and with it what was added up before."""
+    seen = []
+    for number, part in enumerate(parts, 1):
+        with nullcontext() if number == len(parts) else model.no_sync():
+            seen.append(_backward(replica, part, loss, randomness))
+    return seen
+
+
+def _weigh(model: "Synchroniser", loss: Loss, terms: float) -> bool:
     """Tells the other workers over how many terms our mean is, where that is not our share of the samples.
 
     A worker that died is noticed here first. The step notices it too, and knows how to go on without it, if the job
@@ -118,23 +139,22 @@ def _weigh(model: "Synchroniser", loss: Loss, weighed: Weighed) -> bool:
     if loss.terms.count is None:
         return True
     try:
-        model.weigh(weighed.terms)
+        model.weigh(terms)
     except (PeerLost, PeerTimeout):
         model.step()
         return False
     return True
 
 
-def _backward(
-    replica: Replica, shard: DeviceBatch, loss: Loss, weight: float, randomness: DeviceRandom | None
-) -> _Seen:
+def _backward(replica: Replica, part: _Part, loss: Loss, randomness: DeviceRandom | None) -> _Seen:
+    batch, weight = part
     with randomness or nullcontext():
-        outputs = replica.module(shard.inputs)
-    correct = count_correct(outputs, shard.targets)
+        outputs = replica.module(batch.inputs)
+    correct = count_correct(outputs, batch.targets)
     if weight == 0:  # a mean over nothing is not a number; it counts nothing, whatever it is
         _backward_nothing(outputs)
         return 0.0, correct
-    value = loss(outputs, shard.targets) * weight
+    value = loss(outputs, batch.targets) * weight
     value.backward()
     return value.item(), correct
 
@@ -147,34 +167,32 @@ def _backward_nothing(outputs: Any) -> None:
 
 def _forward_and_backward(
     replicas: Sequence[Replica],
-    shards: Sequence[DeviceBatch],
-    losses: tuple[Loss, Weighed],
+    parts: Sequence[Sequence[_Part]],
+    loss: Loss,
     pool: DevicePool,
     randomness: Sequence[DeviceRandom | None] | None,
 ) -> tuple[list[_Seen], list[bool]]:
     """Afterwards each replica's gradients are in its buffer. Also returns which parameters any device used."""
 
-    loss, weighed = losses
-
-    def work(index: int) -> tuple[_Seen, list[bool]]:
+    def work(index: int) -> tuple[list[_Seen], list[bool]]:
         replica = replicas[index]
-        if index >= len(shards):
+        if index >= len(parts):
             replica.gradients.clear()
-            return (0.0, 0), [False] * len(replica.gradients.parameters)
+            return [], [False] * len(replica.gradients.parameters)
         drawing = randomness[index] if randomness else None
-        seen = _backward(replica, shards[index], loss, weighed.weights[index], drawing)
+        seen = [_backward(replica, part, loss, drawing) for part in parts[index]]
         return seen, replica.gradients.collect()
 
-    done = pool.run(work, len(shards)) + [work(index) for index in range(len(shards), len(replicas))]
+    done = pool.run(work, len(parts)) + [work(index) for index in range(len(parts), len(replicas))]
     used = [any(of_device) for of_device in zip(*(used for _, used in done), strict=True)]
-    return [seen for seen, _ in done], used
+    return [one for seen, _ in done for one in seen], used
 
 
-def _result(seen: Sequence[_Seen], shards: Sequence[DeviceBatch], weighed: Weighed) -> BatchResult:
+def _result(seen: Sequence[_Seen], shards: Sequence[DeviceBatch], terms: float) -> BatchResult:
     corrects = [correct for _, correct in seen]
     correct = None if None in corrects else sum(c for c in corrects if c is not None)
     samples = sum(len(shard.inputs) for shard in shards)
-    return BatchResult(sum(loss for loss, _ in seen), correct, samples, weighed.terms)
+    return BatchResult(sum(loss for loss, _ in seen), correct, samples, terms)
 
 
 def spread_parameters(replicas: Sequence[Replica], pool: DevicePool) -> None:

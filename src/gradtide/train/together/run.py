@@ -15,7 +15,7 @@ from gradtide.parallel.devices.losses import Loss
 from gradtide.parallel.devices.step import BatchResult, spread_parameters
 from gradtide.store import Store
 from gradtide.store.rules.updates import is_elementwise
-from gradtide.sync import Job, Servers
+from gradtide.sync import Job, Local, Servers
 from gradtide.sync.choose import Wishes
 from gradtide.sync.synchroniser import Synchroniser
 from gradtide.sync.trained import find_trained, has_stepped
@@ -24,7 +24,7 @@ from gradtide.train.keeper import Keeper
 from gradtide.train.loop import Run
 from gradtide.train.optimizers import Optimizers
 from gradtide.train.position import Position
-from gradtide.train.source import Batch, BatchSource, read_ahead
+from gradtide.train.source import Batch, BatchSource, StepBatch, StepSource, read_ahead
 
 __all__ = ["RunTogether"]
 
@@ -36,7 +36,7 @@ class RunTogether(Run):
 
     def __init__(
         self,
-        joined: tuple[Job, str | Servers, Emit],
+        joined: tuple[Job, str | Servers | Local, Emit],
         model: nn.Module,
         devices: Sequence[Device],
         pool: DevicePool,
@@ -107,26 +107,26 @@ class RunTogether(Run):
             spread_parameters(self.replicas, self.pool)
             self._lost = False
 
-    def _shards(self, source: BatchSource, at: Position) -> Iterator[list[DeviceBatch]]:
+    def _shards(self, source: StepSource, at: Position) -> Iterator[list[DeviceBatch]]:
         """Whole batches are read ahead, and cut here: when a worker dies, `shard` cuts for those who are left."""
         whole = self._read(lambda epoch: _alike(source.read(epoch), self._seed * 1_000_003 + epoch), at)
         batches = read_ahead(self._checked(batch) for batch in whole)
         self._before, begun = self._job.batches, at.in_epoch
         # Over servers nobody waits for others just to compare batches.
-        for batch in shard(batches, check=self.synchroniser.way.is_collective, job=self._job):
+        for step in shard(batches, whole=["batches"], check=self.synchroniser.way.is_collective, job=self._job):
             # Batches that were done without this worker count, and one whose step was lost counts once.
             missed = begun + self._job.batches - self._before - 1 - at.in_epoch
             at.in_epoch, at.step = at.in_epoch + missed, at.step + missed
             assert self._job.share is not None
-            shards = self._split(batch, self._job.share.of)
+            shards = self._split((step.inputs, step.targets), self._job.share.of, step.batches)
             yield shards if self._job.share.samples else [replace(part, weight=0.0) for part in shards]
         if at.in_epoch == begun:
             at.step += self._job.batches - self._before
 
-    def _checked(self, batch: Batch) -> Batch:
+    def _checked(self, batch: StepBatch) -> StepBatch:
         """A part may have nothing to learn from, but not the whole batch."""
         if self.loss.terms.count is not None:
-            self.loss.refuse_nothing(self.loss.count(batch[1]))
+            self.loss.refuse_nothing(self.loss.count(batch.targets))
         return batch
 
     def _missed(self) -> bool:
@@ -141,6 +141,13 @@ class RunTogether(Run):
         if self._job.undone or (self._job.share is not None and self._job.share.samples == 0):
             return BatchResult(result.loss, None if result.correct is None else 0, 0, 0.0)
         return result
+
+    def _end_epoch(self, at: Position, tests: BatchSource | None, emit: Emit) -> None:
+        """Workers that step by themselves meet, whether there is test data or not: figures are of one model."""
+        if isinstance(self._sync, Local):
+            self.synchroniser.finish()
+            spread_parameters(self.replicas, self.pool)
+        super()._end_epoch(at, tests, emit)
 
     def _gather(self, seen: Evaluation) -> Evaluation:
         """Over servers nobody waits for others just to know: there each worker tells what it has seen itself."""
@@ -181,7 +188,7 @@ def _until_spread(emit: Emit) -> Emit:
     return passed_on
 
 
-def _alike(batches: Iterable[Batch], seed: int) -> Iterator[Batch]:
+def _alike(batches: Iterable[StepBatch], seed: int) -> Iterator[StepBatch]:
     """The same order for all workers, even from a DataLoader that shuffles with torch's own generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

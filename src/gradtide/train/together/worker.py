@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from gradtide.errors import CommunicationError, GradtideError
-from gradtide.sync import Servers, current_job
+from gradtide.sync import current_job
 from gradtide.train.loop import fit
 from gradtide.train.models import build_model
 from gradtide.train.settings import Settings
@@ -16,11 +16,10 @@ __all__ = ["main"]
 def main(argument: str) -> None:
     settings = Settings.from_json(argument)
     log = EventLog(log_path(Path(settings.folder), current_job().rank))
-    sync = Servers(settings.sync) if settings.over_servers else settings.sync
     train, test = settings.load()
     try:
         model, keeping = build_model(settings.model, settings.fit["seed"]), settings.keeping()
-        given = {"devices": settings.devices, "sync": sync, "checkpoints": keeping, **settings.fit}
+        given = {"devices": settings.devices, "sync": settings.how(), "checkpoints": keeping, **settings.fit}
         fit(model, train, test_data=test, emit=log.observe, **given)
     finally:
         log.close()
