@@ -13,6 +13,7 @@ agreed_shares.py  the shares that all workers agree on
 order.py          the order of a DataLoader's batches, which worker 0's sampler decides
 agreement.py      what workers tell each other before a batch
 worker_random.py  random numbers of a worker's own inside the model's forward
+pace.py           how long steps take, and what of it goes into synchronising
 data_parallel.py  a model whose parameters all workers update alike
 preload.py        all of this loaded ahead, by a process that makes workers by fork
 """

@@ -13,6 +13,7 @@ from torch import nn
 
 from gradtide.errors import ConfigError
 from gradtide.events import Emit, ignore
+from gradtide.parallel.pace import Pace
 from gradtide.parallel.worker_random import WorkerRandom
 from gradtide.schedule.model import Schedule
 from gradtide.sync import Job, Local, Servers, current_job
@@ -65,12 +66,12 @@ class DataParallel(nn.Module):
         if timeouts is not None:
             self._job.wait_as(timeouts)
         _refuse_sync_batch_norm(module, self._job)
-        self._random = WorkerRandom(self._job)
+        self._random, self._pace = WorkerRandom(self._job), Pace(emit)
         self._synchroniser = Synchroniser(
             find_trained(module, optimizer, clip_norm, broadcast_buffers=broadcast_buffers),
             self._job,
             Wishes(sync, share_parameters, overlap, trial=True),
-            emit,
+            self._pace.observe,
         )
         self._loading: AbstractContextManager[None] | None = None
         self.register_load_state_dict_pre_hook(_begin_loading)  # type: ignore[no-untyped-call]
@@ -133,14 +134,17 @@ class DataParallel(nn.Module):
         self._synchroniser.finish()
 
     def explain(self, *, probe: bool = False) -> str:
-        """Which way the gradients go, and why; between hosts, how long that took; and in what the result differs from
-        that of one process, if it does. probe: as in Group.explain; all workers call it then."""
+        """Which way the gradients go, and why; between hosts, how long that took; after some steps, what synchronising
+        takes of one, and would take with (without) local steps; and in what the result differs from that of one
+        process, if it does. probe: as in Group.explain; all workers call it then."""
         way = self._synchroniser.way
         group = self._job.group if isinstance(way, Reduce) else None  # over servers there may be none, nor need be
         over_links = group is not None and not group.on_one_host and isinstance(way, Reduce) and way.uses(group)
         links = [group.explain(probe=probe)] if over_links and group is not None else []
+        every = self._sync.every if isinstance(self._sync, Local) else None
+        pace = self._pace.explain(every) if self._job.size > 1 or every else []
         shares = [] if self._job.balance is None or self._job.size == 1 else [self._job.balance.explain()]
-        return "; ".join([way.reason, *links, *shares, *self._differences()])
+        return "; ".join([way.reason, *links, *pace, *shares, *self._differences()])
 
     def _differences(self) -> list[str]:
         if self._job.size == 1:

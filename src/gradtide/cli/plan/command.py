@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gradtide.errors import ConfigError, OutputError, ScheduleError
 
 if TYPE_CHECKING:
+    from gradtide.cli.plan.step import StepAsked
     from gradtide.schedule.model import Schedule
     from gradtide.schedule.plan import Plan
 
@@ -30,6 +31,11 @@ OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("--rival", Path, "Prove and compare this schedule too: mine.json."),
     ("--sizes", str, "Show which strategy wins from which size on: 4KB..1GB."),
     ("--output", Path, "With --sizes: draw the times over sizes, sizes.png."),
+    ("--every", str, "Also say what a step takes when workers meet every so many steps: 50."),
+    ("--compute", str, "A step's forward and backward, for --every and --speeds: 30ms."),
+    ("--no-overlap", bool, "With --every: gradients leave after backward, not while it goes on."),
+    ("--speeds", str, "Also say what parts of a batch by speed save, a speed for each device: 1,1,0.3."),
+    ("--batch", str, "With --speeds: the samples of a batch, which are whole."),
 )
 
 
@@ -40,7 +46,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> _Parser:
     parser = _Parser("gradtide plan", description=SUMMARY, allow_abbrev=False)
-    parser.add_argument("topology", help="A preset (see `gradtide topology list`) or a file.")
+    topology = "A preset (see `gradtide topology list`) or a file; --speeds alone needs none."
+    parser.add_argument("topology", nargs="?", help=topology)
     for name, kind, text in OPTIONS:
         if kind is bool:
             parser.add_argument(name, action="store_true", help=text)
@@ -52,6 +59,12 @@ def _parser() -> _Parser:
 def plan(arguments: Sequence[str]) -> None:
     """The command, with the words that follow `gradtide plan`."""
     asked = _parser().parse_args(arguments)
+    step = _step_asked(asked)
+    if step is not None and not asked.topology:
+        _print_step(step, as_json=asked.json)
+        return
+    if not asked.topology:
+        raise ConfigError("plan: the following arguments are required: topology; see gradtide plan --help")
     if bool(asked.size) == bool(asked.sizes):
         raise ConfigError("plan needs either --size, as 160MB, or --sizes, as 4KB..1GB")
     if asked.output and not asked.sizes:
@@ -66,7 +79,7 @@ def plan(arguments: Sequence[str]) -> None:
         show_sizes(asked.topology, asked.sizes, among, asked.json, asked.output)
         return
     found = _find(asked.topology, asked.size, among, asked.rival)
-    _print(found, as_json=asked.json)
+    _print(found, step, as_json=asked.json)
     if asked.draw:
         found.draw(asked.draw)
     if asked.timeline:
@@ -97,10 +110,36 @@ def _read_schedule(path: Path) -> "Schedule":
     return replace(schedule_from_json(data, str(path)), name=path.name)
 
 
-def _print(found: "Plan", *, as_json: bool) -> None:
+def _step_asked(asked: argparse.Namespace) -> "StepAsked | None":
+    """What is asked of a whole step. Most plans are asked for none of it."""
+    if not any((asked.every, asked.compute, asked.no_overlap, asked.speeds, asked.batch)):
+        return None
+    from gradtide.cli.plan.step import StepAsked, check_step
+
+    step = StepAsked.of(asked)
+    if step is not None:
+        check_step(step, asked)
+    return step
+
+
+def _print(found: "Plan", step: "StepAsked | None", *, as_json: bool) -> None:
     from gradtide.cli.plan.table import json_text, table_text
 
-    print(json_text(found) if as_json else table_text(found))
+    if step is None:
+        print(json_text(found) if as_json else table_text(found))
+        return
+    from gradtide.cli.plan.step import as_data, step_text
+
+    print(json_text(found, as_data(step, found)) if as_json else f"{table_text(found)}\n\n{step_text(step, found)}")
+
+
+def _print_step(step: "StepAsked", *, as_json: bool) -> None:
+    """Without a topology."""
+    import json
+
+    from gradtide.cli.plan.step import as_data, step_text
+
+    print(json.dumps(as_data(step, None), indent=2) if as_json else step_text(step, None))
 
 
 def _save(found: "Plan", path: Path) -> None:

@@ -1,6 +1,8 @@
 """What gradtide plan prints: the table, or the same as JSON."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from gradtide.cli.table import BOLD, DIM, GREEN, styled, table_lines
 from gradtide.schedule.explain import short_seconds, short_size
@@ -11,7 +13,7 @@ __all__ = ["json_text", "table_text"]
 HEADS = ("strategy", "time", "bandwidth", "× bound", "busiest link", "on the wire", "steps")
 
 
-def json_text(found: Plan) -> str:
+def json_text(found: Plan, more: Mapping[str, Any] | None = None) -> str:
     request = found.request
     fields = ("name", "seconds", "bandwidth_seconds", "ratio", "busiest_link", "wire_bytes", "steps")
     data = {
@@ -23,6 +25,7 @@ def json_text(found: Plan) -> str:
         "strategies": [{name: getattr(row, name) for name in fields} for row in found.table],
         "skipped": [{"name": name, "reason": reason} for name, reason in found.skipped.items()],
         "why": found.explain(),
+        **(more or {}),
     }
     return json.dumps(data, indent=2)
 
