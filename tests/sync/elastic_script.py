@@ -14,14 +14,18 @@ from torch.nn import functional
 
 import gradtide
 from gradtide.environment import read_environment
+from gradtide.parallel import agreed_shares
 from gradtide.sync import reduce, servers
 from gradtide.sync.shared import pieces
 from gradtide.sync.shared import way as shared
+from gradtide.sync.stopwatch import Stopwatch
 
 folder, steps, optimizer, share, *deaths = sys.argv[1:]
 around = read_environment()
 me = f"{around.launch.rank}:{around.incarnation}:"
 calls = 0
+now_s = 0.0  # by which a balanced worker is measured: its number says how slow it is
+agreed_shares.Stopwatch = lambda: Stopwatch(lambda: now_s)
 
 
 def dying(method):
@@ -45,10 +49,12 @@ servers.ServersWay._push = dying(servers.ServersWay._push)
 torch.set_num_threads(1)
 net = training.build("mlp", torch.float64)
 rule = training.OPTIMIZERS[optimizer](net.parameters(), 0.05)
-sync = gradtide.Servers("bsp") if share == "servers" else "auto"
+sync = gradtide.Servers("bsp") if share.endswith("servers") else "auto"
 model = gradtide.DataParallel(net, rule, sync, share_parameters=False if share == "copies" else None)
 for _epoch in range(2):
-    for x, y in gradtide.shard(list(training.batches(torch.float64, int(steps)))):
+    batches = list(training.batches(torch.float64, int(steps)))
+    for x, y in gradtide.shard(batches, balance=share.startswith("balanced")):
+        now_s += len(x) * (1 + around.launch.rank)
         functional.cross_entropy(model(x), y).backward()
         model.step()
 model.close()

@@ -79,6 +79,29 @@ def test_a_step_that_a_worker_did_not_live_to_finish_never_was(tmp_path, wanted,
     check(tmp_path, [worker for worker in range(3) if worker != victim], wanted[optimizer])
 
 
+def test_shares_that_follow_speed_are_found_anew_by_those_who_are_left(tmp_path, wanted):
+    code, output = run(tmp_path, ["--workers", "3", "--min-workers", "2"], [str(STEPS), "adam", "balanced", "1:0:30"])
+    assert code == 0, output
+    assert "worker 0 takes 22 of 29 samples" in output  # the other one is three times as slow
+    check(tmp_path, [0, 2], wanted["adam"])
+
+
+@pytest.mark.slow
+def test_who_is_started_again_gets_a_share_by_its_speed(tmp_path, wanted):
+    options = ["--workers", "2", "--max-restarts", "1"]
+    code, output = run(tmp_path, options, [str(STEPS), "adam", "balanced", "1:0:13"])
+    assert code == 0, output
+    assert "takes 19 of 29 samples" in output or "takes 20 of 29 samples" in output
+    check(tmp_path, [0, 1], wanted["adam"])
+
+
+def test_over_servers_a_job_that_may_lose_workers_has_no_balance(tmp_path):
+    options = ["--workers", "2", "--servers", "1", "--max-restarts", "1"]
+    code, output = run(tmp_path, options, [str(STEPS), "sgd", "balanced servers"])
+    assert code == 1
+    assert "over servers they can't in a job that may lose workers: leave balance out" in output
+
+
 def test_one_after_the_other_until_one_is_left(tmp_path, wanted):
     deaths = ["1:0:11", "0:0:40"]
     code, output = run(tmp_path, ["--workers", "3", "--min-workers", "1"], [str(STEPS), "adam", "shared", *deaths])

@@ -21,7 +21,7 @@ preload.py        all of this loaded ahead, by a process that makes workers by f
 import importlib
 from typing import TYPE_CHECKING
 
-from gradtide.parallel.devices.batch_norm import share_batch_norm
+from gradtide.parallel.devices.batch_norm import has_batch_norm, share_batch_norm
 from gradtide.parallel.devices.batches import DeviceBatch, split_batch
 from gradtide.parallel.devices.pool import Device, DevicePool, find_devices
 from gradtide.parallel.devices.replicas import Replica, replicate
@@ -39,6 +39,7 @@ __all__ = [
     "DevicePool",
     "Replica",
     "find_devices",
+    "has_batch_norm",
     "replicate",
     "shard",
     "share_batch_norm",

@@ -17,7 +17,9 @@ from gradtide.parallel.part_costs import CostMeter, Estimate
 from gradtide.sync import Job
 from gradtide.sync.stopwatch import Stopwatch
 
-__all__ = ["AgreedShares"]
+__all__ = ["NOBODY_WAITS", "AgreedShares"]
+
+NOBODY_WAITS = "balance is for workers that wait for each other; in async nobody does: leave balance out, or use 'bsp'"
 
 
 class AgreedShares:
@@ -45,9 +47,7 @@ class AgreedShares:
     def _check(self) -> None:
         job = self._job
         if job.nobody_waits:
-            raise ConfigError(
-                "balance is for workers that wait for each other; in async nobody does: leave balance out, or use 'bsp'"
-            )
+            raise ConfigError(NOBODY_WAITS)
         if not job.meets:
             raise ConfigError(
                 "balance needs workers that can tell each other how fast they are; over servers they can't in a job "

@@ -107,11 +107,13 @@ class shard(Iterable[Any]):
 def _find_shares(job: Job, loader: Iterable[Any]) -> AgreedShares:
     """Those of earlier loops over the same loader: an epoch begins with what the last one knew. What can't keep them (a
     list, a generator) takes those of the last loop."""
-    if not hasattr(loader, "__dict__"):
-        return job.balance or AgreedShares(job)
-    job_of, shares = loader.__dict__.get(_KEPT, (None, AgreedShares(job)))
-    assert isinstance(shares, AgreedShares)
-    if job_of is not job:
-        shares = AgreedShares(job)
-        loader.__dict__[_KEPT] = job, shares
+    kept = getattr(loader, "__dict__", None)
+    known: tuple[Job, AgreedShares] | None = kept.get(_KEPT) if kept is not None else None
+    if known is not None and known[0] is job:
+        return known[1]
+    if kept is None and isinstance(job.balance, AgreedShares):
+        return job.balance
+    shares = AgreedShares(job)
+    if kept is not None:
+        kept[_KEPT] = job, shares
     return shares

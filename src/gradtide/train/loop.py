@@ -19,6 +19,7 @@ from gradtide.parallel import (
     DevicePool,
     Replica,
     find_devices,
+    has_batch_norm,
     replicate,
     share_batch_norm,
     split_batch,
@@ -26,6 +27,7 @@ from gradtide.parallel import (
 )
 from gradtide.parallel.devices.losses import Loss, LossFn, LossTerms
 from gradtide.parallel.devices.randomness import DeviceRandom, seed_devices
+from gradtide.parallel.devices.shares import DeviceShares
 from gradtide.parallel.devices.step import BatchResult, check_strategy
 from gradtide.train.evaluation import Evaluation, evaluate_replicas
 from gradtide.train.keeper import Checkpoints, Keeper
@@ -61,6 +63,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     lr_scaling: str = "none",
     warmup_epochs: float = 0.0,
     sync_batch_norm: bool = False,
+    balance: bool = False,
     seed: int = 0,
     checkpoints: Checkpoints | None = None,
     timeouts: "Timeouts | None" = None,
@@ -77,6 +80,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     many terms of the targets it is a mean.
     `optimizer` is the name of a torch.optim class (`lr` is its rate; without it, the class's own default), a function
     from parameters to an optimizer, or an optimizer of the model's parameters, which has the state in the end.
+    With `balance`, devices and workers get parts of a batch by their measured speed, not equal ones.
     `checkpoints` says where the run keeps some, how often, and whether it goes on with the newest. `timeouts` says how
     long to wait for other workers. `emit` is called with every event.
 
@@ -106,6 +110,8 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     keeper.load_model(model)
     with DevicePool(found) as pool:
         run = _kind_of_run(job, sync, emit)(model, found, pool, loss_of_all, strategy, sync_batch_norm, seed)
+        if balance:
+            run.balance()
         run.start(optimizers, keeper)
         try:
             history = run.train(source, tests, epochs, rates, emit, keeper)
@@ -190,6 +196,8 @@ class Run:
         self.replicas: list[Replica] = replicate(model, devices)
         self.optimizers: list[torch.optim.Optimizer] = []
         self.made_by: Optimizers
+        self.shares: DeviceShares | None = None  # of the devices, where they follow speed
+        self.least_part = 1 if sync_batch_norm or not has_batch_norm(model) else 2  # samples of a device, then
         for replica in self.replicas:
             replica.module.train()
         if sync_batch_norm and len(devices) > 1:
@@ -198,6 +206,11 @@ class Run:
         self.randomness: list[DeviceRandom | None] | None = seed_devices(devices, seed)
         self.epoch_random = torch.get_rng_state()  # torch's own generator, at the start of this epoch
         self.resumed_random: torch.Tensor | None = None  # where it was at the checkpoint that this run goes on from
+
+    def balance(self) -> None:
+        """Parts follow speed from now on."""
+        if len(self.replicas) > 1:
+            self.shares = DeviceShares(self.pool, self.least_part)
 
     def start(self, made_by: Optimizers, keeper: Keeper) -> None:
         self.made_by = made_by
@@ -281,8 +294,9 @@ class Run:
         """Afterwards the first replica has what was learnt."""
 
     def _step(self, shards: list[DeviceBatch], emit: Emit) -> BatchResult:
+        told = emit if self.shares is None else self.shares.watch(shards, emit)
         return train_batch(
-            self.replicas, self.optimizers, shards, self.loss, self.pool, self.strategy, self.randomness, emit
+            self.replicas, self.optimizers, shards, self.loss, self.pool, self.strategy, self.randomness, told
         )
 
     def _shards(self, source: StepSource, at: Position) -> Iterator[list[DeviceBatch]]:
@@ -290,7 +304,8 @@ class Run:
         return read_ahead(self._split((step.inputs, step.targets), pieces=step.batches) for step in steps)
 
     def _split(self, batch: Batch, of: int | None = None, pieces: int = 1) -> list[DeviceBatch]:
-        return split_batch(batch, [replica.device for replica in self.replicas], of, pieces)
+        sizes = None if self.shares is None else self.shares.sizes(len(batch[0]))
+        return split_batch(batch, [replica.device for replica in self.replicas], of, pieces, sizes)
 
     def _read(self, read: Callable[[int], Iterable[StepBatch]], at: Position) -> Iterator[StepBatch]:
         """The batches that are left of an epoch, in the order in which they came the first time."""

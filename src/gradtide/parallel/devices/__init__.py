@@ -3,6 +3,7 @@
 pool.py         which devices there are; a thread for each
 replicas.py     a copy of the model on each device, with its gradients in one flat buffer
 batches.py      one batch cut into a part a device
+shares.py       parts that follow the devices' measured speed
 loss_terms.py   over how many terms a loss is a mean, where that is known
 loss_check.py   looks whether a loss is what it is taken for, where it is not
 losses.py       torch's losses by name; how those of the parts make up the batch's

@@ -9,7 +9,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gradtide.parallel.devices.pool import DevicePool, Meeting
 from gradtide.parallel.devices.replicas import Replica
 
-__all__ = ["SharedBatchNorm", "share_batch_norm"]
+__all__ = ["SharedBatchNorm", "has_batch_norm", "share_batch_norm"]
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a part of one sample has no variance to it."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def share_batch_norm(replicas: list[Replica], pool: DevicePool) -> None:

@@ -32,7 +32,11 @@ class DeviceBatch:
 
 
 def split_batch(
-    batch: tuple[Tensor, Tensor], devices: Sequence[Device], of: int | None = None, pieces: int = 1
+    batch: tuple[Tensor, Tensor],
+    devices: Sequence[Device],
+    of: int | None = None,
+    pieces: int = 1,
+    sizes: Sequence[int] | None = None,
 ) -> list[DeviceBatch]:
     """Cuts (inputs, targets) into at most one shard a device, of sizes one apart at most, and copies each there.
 
@@ -40,6 +44,7 @@ def split_batch(
     however uneven the cut. A batch with fewer samples than devices leaves the last devices without one. `of`: this is
     a worker's part of a batch of so many samples. `pieces`: each device computes its shard in so many, or in as many as
     the smallest shard has samples: all devices in equally many, since they may meet in each (in batch normalisation).
+    `sizes`: a shard of so many samples for each device.
     """
     inputs, targets = batch
     samples = len(inputs)
@@ -47,9 +52,18 @@ def split_batch(
         raise ConfigError(
             f"a batch has {samples} inputs and {len(targets)} targets; it needs as many of each, 1 or more"
         )
-    shards = min(samples, len(devices))
-    pieces = min(pieces, samples // shards)
-    cut = zip(torch.tensor_split(inputs, shards), torch.tensor_split(targets, shards), devices, strict=False)
+    if sizes is None:
+        shards = min(samples, len(devices))
+        pieces = min(pieces, samples // shards)
+        cut = zip(torch.tensor_split(inputs, shards), torch.tensor_split(targets, shards), devices, strict=False)
+    elif len(sizes) != len(devices) or sum(sizes) != samples or min(sizes) < 1:
+        raise ConfigError(
+            f"sizes {list(sizes)} for {len(devices)} devices and a batch of {samples}: give one for each, 1 or more, "
+            "which add up to the batch"
+        )
+    else:
+        pieces = min(pieces, *sizes)
+        cut = zip(torch.split(inputs, list(sizes)), torch.split(targets, list(sizes)), devices, strict=True)
     return [
         DeviceBatch(_on(device, part), _on(device, labels), len(part) / samples, of, pieces)
         for part, labels, device in cut

@@ -1,6 +1,7 @@
 """Devices: CUDA ones where there are any, otherwise logical CPU devices that run side by side, a thread each."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -64,19 +65,23 @@ class Meeting:
 
     def __init__(self) -> None:
         self._slots: list[Any] = []
+        self.waited_s: list[float] = []  # of each device, since it was opened
         self._barrier = threading.Barrier(1)
 
     def open(self, parties: int) -> None:
         """Says how many devices take part from now on."""
         if self._barrier.parties != parties or self._barrier.broken:
             self._slots, self._barrier = [None] * parties, threading.Barrier(parties, timeout=MEETING_S)
+        self.waited_s = [0.0] * parties
 
     def exchange(self, index: int, value: Any) -> list[Any]:
         """Hands in one device's value and returns everybody's, in the order of the devices."""
+        came_s = time.perf_counter()
         self._slots[index] = value
         self._barrier.wait()
         everybody = list(self._slots)
         self._barrier.wait()
+        self.waited_s[index] += time.perf_counter() - came_s
         return everybody
 
     def cancel(self) -> None:
@@ -90,6 +95,7 @@ class DevicePool:
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = tuple(devices)
         self.meeting = Meeting()
+        self.seconds = [0.0] * len(devices)  # that each worked in the last run, without waiting for others in it
         self._threads_before = torch.get_num_threads()
         keep_freed_memory()
         self._done: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
@@ -124,8 +130,12 @@ class DevicePool:
         if device.torch_device.type == "cpu":
             torch.set_num_threads(max(1, self._threads_before // len(self.devices)))
         while (work := self._todo[device.index].get()) is not None:
+            began_s = time.perf_counter()
             try:
-                self._done.put((device.index, work(device.index), None))
+                result = work(device.index)
+                self.seconds[device.index] = time.perf_counter() - began_s - self.meeting.waited_s[device.index]
+                self._done.put((device.index, result, None))
+                del result
             except BaseException as failure:
                 self._done.put((device.index, None, failure))
             del work  # an idle thread must not keep a batch alive

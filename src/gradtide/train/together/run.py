@@ -11,6 +11,7 @@ from gradtide.errors import ConfigError, RolledBack
 from gradtide.even_share import even_share
 from gradtide.events import Emit, Event, ParametersUpdated
 from gradtide.parallel import Device, DeviceBatch, DevicePool, shard, train_part
+from gradtide.parallel.agreed_shares import NOBODY_WAITS, AgreedShares
 from gradtide.parallel.devices.losses import Loss
 from gradtide.parallel.devices.step import BatchResult, spread_parameters
 from gradtide.store import Store
@@ -53,7 +54,15 @@ class RunTogether(Run):
         self._seed, own_seed = seed, seed * self._job.size + self._job.rank  # workers draw different random numbers
         self._lost = False  # whether the servers have lost something that was not seen to yet
         self._before = 0  # batches before this epoch
+        self._agreed: AgreedShares | None = None  # the workers' shares, where they follow speed
         super().__init__(model, devices, pool, loss, strategy, False, own_seed)
+
+    def balance(self) -> None:
+        if isinstance(self._sync, Servers) and self._sync.mode == "async":
+            raise ConfigError(NOBODY_WAITS)
+        super().balance()
+        self._agreed = AgreedShares(self._job)
+        self._job.least_part = len(self.replicas) * self.least_part
 
     def start(self, made_by: Optimizers, keeper: Keeper) -> None:
         first, self.made_by = self.replicas[0].module, made_by
@@ -113,7 +122,8 @@ class RunTogether(Run):
         batches = read_ahead(self._checked(batch) for batch in whole)
         self._before, begun = self._job.batches, at.in_epoch
         # Over servers nobody waits for others just to compare batches.
-        for step in shard(batches, whole=["batches"], check=self.synchroniser.way.is_collective, job=self._job):
+        check, balance = self.synchroniser.way.is_collective, self._agreed or False
+        for step in shard(batches, whole=["batches"], check=check, balance=balance, job=self._job):
             # Batches that were done without this worker count, and one whose step was lost counts once.
             missed = begun + self._job.batches - self._before - 1 - at.in_epoch
             at.in_epoch, at.step = at.in_epoch + missed, at.step + missed
@@ -134,8 +144,9 @@ class RunTogether(Run):
         return self._job.batches > self._before
 
     def _step(self, shards: list[DeviceBatch], emit: Emit) -> BatchResult:
+        told = emit if self.shares is None else self.shares.watch(shards, emit)
         result = train_part(
-            self.replicas, self.synchroniser, shards, self.loss, self.pool, self.strategy, self.randomness, emit
+            self.replicas, self.synchroniser, shards, self.loss, self.pool, self.strategy, self.randomness, told
         )
         # It computed with a sample that counts nothing, or its step was lost with a worker and comes again.
         if self._job.undone or (self._job.share is not None and self._job.share.samples == 0):
