@@ -95,6 +95,7 @@ class EpochDone(Event):
 class SharesChanged(Event):
     """From the next batch on workers, or the devices of one, take other parts of a batch than before."""
 
+    who: str  # "worker" or "device"
     samples: list[int]  # of each
     text: str  # who takes what, and why
 

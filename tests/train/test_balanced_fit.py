@@ -12,9 +12,14 @@ from torch import nn
 
 import gradtide
 from gradtide.errors import ConfigError
+from gradtide.events import BatchStarted, SharesChanged
 from gradtide.parallel import split_batch
 from gradtide.parallel.devices import pool
 from gradtide.parallel.devices.pool import find_devices
+from gradtide.train.meter import Timed
+from gradtide.train.record import RunFolder, read_metrics
+from gradtide.train.together.merge import merge
+from gradtide.train.together.trace import trace
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -78,23 +83,40 @@ def test_with_batch_norm_a_device_gets_two_samples_at_least_unless_all_share_it(
 
 
 def test_what_a_device_waits_for_others_is_not_its_work(monkeypatch):
-    """A real clock: at the meeting the first waits for the second, which works the whole time."""
+    ticks = DeviceClock()
+
+    def tick():
+        """Every look at the clock is a second later."""
+        ticks.now_s += 1.0
+        return ticks.now_s
+
+    monkeypatch.setattr(pool, "time", SimpleNamespace(perf_counter=tick))
     with pool.DevicePool(find_devices(2)) as devices:
-
-        def work(index):
-            if index:
-                torch.randn(400, 400) @ torch.randn(400, 400)
-            devices.meeting.exchange(index, None)
-
-        devices.run(work)
-        assert 0 <= devices.seconds[0] <= devices.seconds[0] + devices.meeting.waited_s[0]
-        assert len(devices.seconds) == 2
+        devices.run(lambda index: devices.meeting.exchange(index, None))
+        assert devices.meeting.waited_s == [1.0, 1.0]
+        assert devices.seconds == [2.0, 2.0]  # of three
 
 
 @pytest.mark.parametrize("sizes", [[3, 2], [2, 2, 2], [5, 0, 1], [6]])
 def test_sizes_that_are_not_the_batch_are_refused(sizes):
     with pytest.raises(ConfigError, match="give one for each, 1 or more, which add up to the batch"):
         split_batch((X[:5], X[:5]), find_devices(3), sizes=sizes)
+
+
+def test_metrics_and_the_timeline_say_who_takes_what_and_why(tmp_path, clock):
+    record = RunFolder(tmp_path / "run")
+    fit(build(Costs(clock, UNEQUAL)), devices=3, balance=True, emit=record.observer("balanced"))
+    (line,) = [line for line in read_metrics(record.metrics) if line["kind"] == "shares"]
+    assert (line["who"], line["samples"]) == ("device", [12, 6, 6])
+    assert "device 1 takes 6 of 24 samples (2 ms a sample)" in line["text"]
+    change = SharesChanged("worker", [16, 8], "because")
+    logs = {rank: [Timed(1.0, BatchStarted()), Timed(2.0, change)] for rank in range(2)}
+    assert [line["samples"] for line in merge("run", logs)] == [[16, 8]]  # once, not for each worker
+    marks = [mark for mark in trace(logs, "run")["traceEvents"] if mark.get("cat") == "shares"]
+    assert [(mark["tid"], mark["name"]) for mark in marks] == [
+        (1, "shares of workers: 16, 8"),
+        (2, "shares of workers: 16, 8"),
+    ]
 
 
 def test_in_async_fit_refuses_balance(forks):

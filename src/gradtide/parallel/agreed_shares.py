@@ -66,9 +66,8 @@ class AgreedShares:
                 raise
             return  # the next step finds the dead one; then all begin anew
         if self._balance.decide([_decode(row) for row in rows], samples, job.least_part):
-            job.news.append(
-                SharesChanged(list(self._balance.shares(samples, job.size, job.least_part)), self.explain())
-            )
+            sizes = self._balance.shares(samples, job.size, job.least_part)
+            job.news.append(SharesChanged("worker", list(sizes), self.explain()))
 
     def begin(self) -> None:
         """The part is given."""

@@ -4,11 +4,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 from gradtide.errors import OutputError
-from gradtide.events import BatchDone, EpochDone, Event
+from gradtide.events import BatchDone, EpochDone, Event, SharesChanged
 
 __all__ = ["RunFolder", "draw_curve", "lines_before", "read_metrics"]
 
@@ -38,16 +39,20 @@ class RunFolder:
     def observer(self, run: str) -> Callable[[Event], None]:
         """An observer that writes a line for each batch and each epoch of the run called so."""
         started: float | None = None
+        step = 0
 
         def observe(event: Event) -> None:
-            nonlocal started
+            nonlocal started, step
             self._open()
             started = self._clock() if started is None else started  # starting up is not training
             seconds = round(self._clock() - started, 6)
             if isinstance(event, BatchDone):
+                step = event.step
                 accuracy = None if event.correct is None else event.correct / event.samples
                 line = {"epoch": event.epoch, "step": event.step, "loss": event.loss, "accuracy": accuracy}
                 self.write({"run": run, "kind": "batch", "seconds": seconds, **line, "lr": event.lr})
+            elif isinstance(event, SharesChanged):
+                self.write({"run": run, "kind": "shares", "seconds": seconds, "step": step, **asdict(event)})
             elif isinstance(event, EpochDone):
                 line = {"epoch": event.epoch, "test_loss": event.test_loss, "test_accuracy": event.test_accuracy}
                 self.write({"run": run, "kind": "epoch", "seconds": seconds, **line})
@@ -97,7 +102,8 @@ def lines_before(lines: Sequence[dict[str, Any]], step: int, epoch: int) -> list
     return [
         line
         for line in lines
-        if (line["kind"] == "batch" and line["step"] <= step) or (line["kind"] == "epoch" and line["epoch"] < epoch)
+        if (line["kind"] in ("batch", "shares") and line["step"] <= step)
+        or (line["kind"] == "epoch" and line["epoch"] < epoch)
     ]
 
 

@@ -45,7 +45,7 @@ class DeviceShares:
         if balance.wait:
             balance.wait -= 1
         elif balance.decide([meter.estimate() for meter in self._meters], samples, self._least):
-            emit(SharesChanged(list(balance.shares(samples, len(sizes), self._least)), balance.explain()))
+            emit(SharesChanged("device", list(balance.shares(samples, len(sizes), self._least)), balance.explain()))
 
     def explain(self) -> str:
         return self._balance.explain()

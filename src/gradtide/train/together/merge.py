@@ -1,10 +1,11 @@
 """The lines of all workers as the metrics of one run, in the form that record.py writes for one process."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from gradtide.events import BatchDone, EpochDone, Event
+from gradtide.events import BatchDone, EpochDone, Event, SharesChanged
 from gradtide.train.meter import Meter, Timed, Totals
 
 __all__ = ["first_s", "merge", "totals_of"]
@@ -23,7 +24,8 @@ def totals_of(log: Iterable[Timed]) -> Totals:
 
 
 def merge(run: str, logs: Mapping[int, Sequence[Timed]]) -> list[dict[str, Any]]:
-    """A line a step, its loss weighed by the workers' samples, and a line an epoch; each when its last worker was."""
+    """A line a step, its loss weighed by the workers' samples, and a line an epoch; each when its last worker was. And
+    a line for each change of shares."""
     began_s = first_s(logs.values())
     steps: dict[int, list[tuple[float, BatchDone]]] = defaultdict(list)
     epochs: dict[int, list[tuple[float, EpochDone]]] = defaultdict(list)
@@ -39,7 +41,20 @@ def merge(run: str, logs: Mapping[int, Sequence[Timed]]) -> list[dict[str, Any]]
             else:
                 epochs[event.epoch].append((at_s, event))
     lines = [_batch(steps[step]) for step in sorted(steps)] + [_epoch(epochs[epoch]) for epoch in sorted(epochs)]
+    for rank, log in logs.items():
+        lines += _shares(rank, log, began_s, first=rank == min(logs))
     return [{"run": run, **line} for line in sorted(lines, key=lambda line: line["seconds"])]
+
+
+def _shares(rank: int, log: Sequence[Timed], began_s: float, *, first: bool) -> Iterator[dict[str, Any]]:
+    """Those of workers are the same for all, and told once; those of a worker's devices are its own."""
+    step = 0
+    for at_s, event in log:
+        if isinstance(event, BatchDone):
+            step = event.step
+        elif isinstance(event, SharesChanged) and (first or event.who == "device"):
+            of = {"worker": rank} if event.who == "device" else {}
+            yield {"kind": "shares", "seconds": round(at_s - began_s, 6), "step": step, **of, **asdict(event)}
 
 
 def _batch(parts: Sequence[tuple[float, BatchDone]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradtide.errors import OutputError
-from gradtide.events import BatchDone
+from gradtide.events import BatchDone, SharesChanged
 from gradtide.train.meter import Timed, spans
 from gradtide.train.together.merge import first_s
 
@@ -21,7 +21,8 @@ def write_trace(path: Path, logs: Mapping[int, Sequence[Timed]], name: str) -> N
 
 
 def trace(logs: Mapping[int, Sequence[Timed]], name: str) -> dict[str, Any]:
-    """The trace as plain data; each step's end is marked on its worker's row with what it saw."""
+    """The trace as plain data; each step's end is marked on its worker's row with what it saw, and so are changes of who
+    takes how much of a batch."""
     began_s = first_s(logs.values())
     found = [_metadata("process_name", 0, {"name": name})]
     for rank, log in sorted(logs.items()):
@@ -34,6 +35,7 @@ def trace(logs: Mapping[int, Sequence[Timed]], name: str) -> dict[str, Any]:
             for phase, start_s, end_s in spans(log)
         ]
         found += [_step(event, at_s - began_s, row) for at_s, event in log if isinstance(event, BatchDone)]
+        found += [_shares(event, at_s - began_s, row) for at_s, event in log if isinstance(event, SharesChanged)]
     return {"traceEvents": found, "displayTimeUnit": "ms"}
 
 
@@ -41,6 +43,11 @@ def _step(event: BatchDone, at_s: float, row: int) -> dict[str, Any]:
     seen = {"epoch": event.epoch, "loss": event.loss, "samples": event.samples}
     named = {"name": f"step {event.step}", "cat": "step", "ph": "i", "s": "t"}
     return named | {"ts": _us(at_s), "pid": 1, "tid": row, "args": seen}
+
+
+def _shares(event: SharesChanged, at_s: float, row: int) -> dict[str, Any]:
+    named = {"name": f"shares of {event.who}s: {', '.join(map(str, event.samples))}", "cat": "shares", "ph": "i"}
+    return named | {"s": "t", "ts": _us(at_s), "pid": 1, "tid": row, "args": {"why": event.text}}
 
 
 def _us(seconds: float) -> float:
