@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gradtide
 from gradtide.cli import main
 from gradtide.errors import ConfigError
-from gradtide.testing.local_oracle import play_local
+from gradtide.testing.local_oracle import LocalPlan, play_local
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -71,7 +71,8 @@ def test_local_steps_are_those_of_one_process_that_plays_all_workers(found, name
     # Inner state lasts from one epoch to the next: only plain SGD, which has none, can be played in two parts.
     parts = [batches, batches] if optimizer is frugal_fits.PLAIN else [batches + batches]
     for part in parts:
-        net = play_local(net, optimizer, functional.mse_loss, part, WORKERS, sync.every, sync.rule, sync.after)
+        plan = LocalPlan(sync.every, sync.rule, sync.after)
+        net = play_local(net, optimizer, functional.mse_loss, part, WORKERS, plan)
     values = [p.detach() for p in net.parameters()]
     exact = "devices" not in options and "accumulate" not in options and not sync.after
     for worker in found:
