@@ -7,6 +7,7 @@ elastic.py           the same for stores that grow and shrink; `python -m gradti
 hardship.py          the same for what happens on several machines; `python -m gradtide.testing.hardship --seed N`
 check_handle.py      what every handle must do, whatever it is a handle of
 check_transport.py   what every way to move bytes must do
+check_codec.py       what every codec must do
 local_oracle.py      local steps in one process, which plays all workers
 local_replay.py      an asynchronous run of them once more, in the order that its servers recorded
 hosts.py             two hosts on one machine, joined by a slow wire

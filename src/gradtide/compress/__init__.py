@@ -1,0 +1,34 @@
+"""Codecs: gradients made smaller, and what that leaves out kept, to be sent later. Pure: no socket, no group, no clock.
+
+settings.py   what a user says: Compress("topk", ratio=0.01)
+codec.py      what every codec can do, and the list of them
+compiled.py   kernels, compiled for each type of elements
+half.py       fp16 and bf16
+int8.py       a byte a value, right on average
+onebit.py     the signs
+topk.py       the largest values
+powersgd.py   two thin matrices
+payload.py    a compressed gradient as bytes, and the checks of one that arrives
+residual.py   what was left out, by parameter, sent once whatever becomes of a step
+"""
+
+from gradtide.compress import half, int8, onebit, powersgd, topk  # noqa: F401  (they put themselves on the list)
+from gradtide.compress.codec import CODECS, Codec, Layout
+from gradtide.compress.payload import Kind, pack, payload_bytes, read, unpack
+from gradtide.compress.residual import Residuals
+from gradtide.compress.settings import AUTO, Compress, as_compress
+
+__all__ = [
+    "AUTO",
+    "CODECS",
+    "Codec",
+    "Compress",
+    "Kind",
+    "Layout",
+    "Residuals",
+    "as_compress",
+    "pack",
+    "payload_bytes",
+    "read",
+    "unpack",
+]

@@ -1,0 +1,117 @@
+"""What codecs have left out, by parameter, to be sent later: once, whatever becomes of a step.
+
+A residual changes when it is encoded. What it was before this synchronisation stays until it is over, so that the same
+gradient encoded again gives the same bytes; what it was before this step stays until the next one begins, so that a
+step can be undone.
+
+With SGD what is left out counts by the learning rate of its step: when that changes, it is scaled by old/new.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from gradtide.compress.compiled import Array
+
+__all__ = ["Residuals"]
+
+
+class _Residual:
+    """Of one parameter."""
+
+    def __init__(self, count: int, dtype: Any) -> None:
+        self.now = np.zeros(count, dtype)
+        self.base = self.before = self.now
+        self.rate: float | None = None  # by which what is there now counts
+        self.base_rate: float | None = None
+        self.before_rate: float | None = None
+        self.step = self.round = -1  # when it changed last
+        self._arrays = [self.now]
+
+    def turn(self, step: int, number: int) -> None:
+        """Before it changes: what it was stays where it is, and what it becomes gets another place."""
+        if self.round == number:
+            return
+        if self.step != step:
+            self.base, self.base_rate = self.now, self.rate
+        self.before, self.before_rate = self.now, self.rate
+        self.step, self.round = step, number
+        free = [array for array in self._arrays if array is not self.base and array is not self.before]
+        self.now = free[0] if free else np.empty_like(self.base)
+        if not free:
+            self._arrays.append(self.now)
+
+    def undo(self) -> None:
+        self.now, self.rate, self.step = self.base, self.base_rate, -1
+
+
+class Residuals:
+    """Of all parameters, by name."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, _Residual] = {}
+        self._step = self._round = 0
+        self._over = self._undone = False  # whether the last step is over, or never was
+
+    def begin(self) -> None:
+        """Something is to be encoded: of the next step, if the last is over."""
+        if self._undone:
+            for residual in self._of.values():
+                if residual.step == self._step:
+                    residual.undo()
+        self._step += self._over or self._undone
+        self._over = self._undone = False
+
+    def end(self) -> None:
+        """A synchronisation is over: what is encoded from now on is new."""
+        self._round += 1
+
+    def stepped(self) -> None:
+        self._over = True
+
+    def settle(self, *, undone: bool) -> None:
+        """Whether the last step counts. It may be asked again, until the next one begins."""
+        self._undone = undone
+        self._round += 1
+
+    def correct(self, name: str, gradient: Array, rate: float | None) -> Array:
+        """The gradient with what was left out before. What a codec leaves of it there is left out from now on.
+
+        rate: the learning rate, above 0, where it counts.
+        """
+        residual = self._find(name, gradient)
+        residual.turn(self._step, self._round)
+        old = residual.before_rate
+        factor = 1.0 if rate is None or old is None else old / rate
+        residual.rate = rate
+        with np.errstate(over="ignore", invalid="ignore"):
+            if factor == 1.0:
+                np.add(residual.before, gradient, out=residual.now)
+            else:
+                np.multiply(residual.before, residual.before.dtype.type(factor), out=residual.now)
+                np.add(residual.now, gradient, out=residual.now)
+        return residual.now
+
+    def leave(self, name: str) -> None:
+        """It could not be encoded: what was left out before stays as it was."""
+        residual = self._of[name]
+        np.copyto(residual.now, residual.before)
+        residual.rate = residual.before_rate
+
+    def value(self, name: str, like: Array) -> Array:
+        """What is left out now, of a parameter like this."""
+        return self._find(name, like).now
+
+    def add(self, name: str, other: Array) -> None:
+        """What somebody who leaves had left out is left to this one."""
+        self._find(name, other).now += other
+
+    def _find(self, name: str, like: Array) -> _Residual:
+        found = self._of.get(name)
+        if found is None or len(found.now) != len(like):
+            found = self._of[name] = _Residual(len(like), like.dtype)
+        elif found.now.dtype != like.dtype:  # the model was converted
+            old, found = found, _Residual(len(like), like.dtype)
+            found.now[:], found.rate = old.now, old.rate
+            self._of[name] = found
+        return found
