@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from gradtide import errors
     from gradtide.collective import Group, sum_over_devices
     from gradtide.collective.c10d.hook import ddp_hook
+    from gradtide.compress import Compress
     from gradtide.parallel import DataParallel, DevicePool, find_devices, replicate, shard, split_batch, train_batch
     from gradtide.schedule.plan import plan
     from gradtide.store import Store, connect, local_servers, update
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 # Where each public name lives.
 _EXPORTS = {
     "Checkpoints": "gradtide.train",
+    "Compress": "gradtide.compress",
     "DataParallel": "gradtide.parallel",
     "DevicePool": "gradtide.parallel",
     "Group": "gradtide.collective",
@@ -48,6 +50,7 @@ _OLD = {"all_reduce": "gradtide.collective"}  # they warn who calls them, and go
 
 __all__ = [
     "Checkpoints",
+    "Compress",
     "DataParallel",
     "DevicePool",
     "Group",

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gradtide.compress import CODECS, Compress, Layout, as_compress, pack, payload_bytes, read, unpack
+from gradtide.compress import CODECS, Compress, Form, as_compress, pack, payload_bytes, read, unpack
 from gradtide.compress.powersgd import expand, orthonormalise, refill, thin
 from gradtide.errors import ConfigError, DataError
 from gradtide.testing.check_codec import check_codec
@@ -21,8 +21,8 @@ def codec_of(text):
 def through(codec, values, rows=1, draw=0):
     """What arrives of these values, and what is left."""
     left, out = values.copy(), np.empty_like(values)
-    layout = Layout(len(values), values.dtype, rows)
-    unpack(codec, pack(codec, left, layout, draw), layout, out)
+    form = Form(len(values), values.dtype, rows)
+    unpack(codec, pack(codec, left, form, draw), form, out)
     return out, left
 
 
@@ -106,7 +106,7 @@ def test_topk_takes_the_largest_bit_for_bit_and_no_others(values, ratio):
     codec = Compress("topk", ratio=ratio).make()
     out, left = through(codec, values)
     assert np.array_equal((out + left).view(np.uint32) & 0x7FFFFFFF, values.view(np.uint32) & 0x7FFFFFFF)
-    order = np.argsort(-np.abs(values), kind="stable")[: codec.kept(Layout(len(values), values.dtype))]
+    order = np.argsort(-np.abs(values), kind="stable")[: codec.kept(Form(len(values), values.dtype))]
     assert not left[order].any()
     rest = np.delete(np.arange(len(values)), order)
     assert np.array_equal(left[rest], values[rest])
@@ -138,9 +138,9 @@ def test_a_byte_a_value_is_right_on_average(dtype):
     codec, draws = codec_of("int8"), 100_000
     values = np.array([1.0, -0.7311, 0.0037, 0.5, -0.125, 0.9999, 1 / 3, 0.0], dtype)
     tile = np.tile(values, 125)  # the lots of places must be as good as those of draws
-    layout, total, out = Layout(1000, tile.dtype), np.zeros(8), np.empty_like(tile)
+    form, total, out = Form(1000, tile.dtype), np.zeros(8), np.empty_like(tile)
     for draw in range(draws // 125):
-        unpack(codec, pack(codec, tile, layout, draw), layout, out)
+        unpack(codec, pack(codec, tile, form, draw), form, out)
         total += out.reshape(125, 8).sum(0)
     step = 1 / 127
     place = np.abs(values.astype(float)) / step
@@ -151,7 +151,7 @@ def test_a_byte_a_value_is_right_on_average(dtype):
 
 def test_lots_differ_by_draw_and_are_the_same_for_the_same_draw():
     codec, values = codec_of("int8"), np.random.default_rng(3).standard_normal(3000).astype(np.float32)
-    payloads = [pack(codec, values, Layout(3000, values.dtype), draw).tobytes() for draw in (5, 5, 6, 5 << 32)]
+    payloads = [pack(codec, values, Form(3000, values.dtype), draw).tobytes() for draw in (5, 5, 6, 5 << 32)]
     assert payloads[0] == payloads[1]
     assert len(set(payloads)) == 3
 
@@ -225,12 +225,12 @@ def test_signs_alone_go_wrong_where_feedback_goes_right():
 
 
 def topk_payload(places, values=None, count=10, kept=None):
-    codec, layout = codec_of("topk:0.3"), Layout(count, np.dtype(np.float32))
+    codec, form = codec_of("topk:0.3"), Form(count, np.dtype(np.float32))
     values = [1.0] * len(places) if values is None else values
     head = struct.pack("<BBBBIQ", 5, 4, 0, 1, len(places) if kept is None else kept, count)
     raw = head + np.float32(values).tobytes() + np.uint32(places).tobytes()
     raw += bytes(-len(raw) % 8)
-    return codec, np.frombuffer(raw, np.uint8), layout
+    return codec, np.frombuffer(raw, np.uint8), form
 
 
 @pytest.mark.parametrize(
@@ -248,10 +248,10 @@ def topk_payload(places, values=None, count=10, kept=None):
     ],
 )
 def test_hostile_payloads_are_refused_before_anything_is_made_of_them(payload, said):
-    codec, raw, layout = payload
+    codec, raw, form = payload
     out = np.full(10, 5, np.float32)
     with pytest.raises(DataError, match=said):
-        unpack(codec, raw, layout, out)
+        unpack(codec, raw, form, out)
     assert (out == 5).all()
 
 
@@ -259,19 +259,19 @@ def test_hostile_payloads_are_refused_before_anything_is_made_of_them(payload, s
 @pytest.mark.parametrize("name", ["int8", "onebit"])
 def test_a_scale_that_is_none_is_refused(name, wrong):
     codec, values = codec_of(name), np.ones(100, np.float32)
-    layout = Layout(100, values.dtype)
-    payload = pack(codec, values, layout, 0)
+    form = Form(100, values.dtype)
+    payload = pack(codec, values, form, 0)
     payload[16:20].view(np.float32)[0] = wrong
     if name == "onebit" and wrong == 3e38:  # large, and yet a number
         return
     with pytest.raises(DataError, match="a scale is not finite, or below 0"):
-        read(codec, payload, layout)
+        read(codec, payload, form)
 
 
 @pytest.mark.parametrize("name", CODECS)
 def test_payloads_are_as_long_as_the_formula_says(name):
     count, codec = 1_000_000, codec_of(name)
-    layout = Layout(count, np.dtype(np.float32), 1000)
+    form = Form(count, np.dtype(np.float32), 1000)
     formula = {"fp16": 2 * count, "bf16": 2 * count, "int8": count, "onebit": count / 8}
     formula |= {"topk": 8 * count / 100, "powersgd": 4 * 4 * 2000}
-    assert payload_bytes(codec, layout) <= 1.03 * formula[name]
+    assert payload_bytes(codec, form) <= 1.03 * formula[name]

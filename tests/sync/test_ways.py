@@ -10,6 +10,7 @@ import gradtide
 from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync.alone import Alone
 from gradtide.sync.buckets import BucketMemory, Buckets
+from gradtide.sync.compressed import CompressedReduce, LeftToOne
 from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import ServersWay
@@ -22,7 +23,18 @@ def public(kind):
 
 
 @pytest.mark.parametrize(
-    "kind", [Alone, SharedParameters, Reduce, ServersWay, LocalSteps, LocalOverServers, TogetherFirst]
+    "kind",
+    [
+        Alone,
+        SharedParameters,
+        Reduce,
+        CompressedReduce,
+        LeftToOne,
+        ServersWay,
+        LocalSteps,
+        LocalOverServers,
+        TogetherFirst,
+    ],
 )
 def test_every_way_answers_everything_that_is_asked_of_one(kind):
     made_by_itself = {"store", "servers_step", "workers_step", "led"} if kind is ServersWay else set()

@@ -13,8 +13,8 @@ residual.py   what was left out, by parameter, sent once whatever becomes of a s
 """
 
 from gradtide.compress import half, int8, onebit, powersgd, topk  # noqa: F401  (they put themselves on the list)
-from gradtide.compress.codec import CODECS, Codec, Layout
-from gradtide.compress.payload import Kind, pack, payload_bytes, read, unpack
+from gradtide.compress.codec import CODECS, Codec, Form
+from gradtide.compress.payload import PayloadKind, pack, payload_bytes, read, unpack
 from gradtide.compress.residual import Residuals
 from gradtide.compress.settings import AUTO, Compress, as_compress
 
@@ -23,8 +23,8 @@ __all__ = [
     "CODECS",
     "Codec",
     "Compress",
-    "Kind",
-    "Layout",
+    "Form",
+    "PayloadKind",
     "Residuals",
     "as_compress",
     "pack",

@@ -8,11 +8,11 @@ import numpy as np
 from gradtide.compress.compiled import Array
 from gradtide.errors import ConfigError, DataError
 
-__all__ = ["CODECS", "Codec", "Layout", "codec", "number_of", "refuse"]
+__all__ = ["CODECS", "Codec", "Form", "codec", "number_of", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Form:
     """What is encoded: so many elements of one type, as a matrix of so many rows."""
 
     count: int
@@ -31,22 +31,22 @@ class Codec(Protocol):
     number: ClassVar[int]  # in payloads
     feedback: ClassVar[bool]  # whether what it leaves out is to be sent later; else it is unbiased, or close to it
 
-    def kept(self, layout: Layout) -> int:
+    def kept(self, form: Form) -> int:
         """What a payload says of itself besides: how many values it has, or of which rank it is."""
 
-    def body_bytes(self, layout: Layout) -> int:
+    def body_bytes(self, form: Form) -> int:
         """How long the body of a payload is: the same for whatever values."""
 
-    def encode(self, values: Array, layout: Layout, body: Array, draw: int) -> bool:
+    def encode(self, values: Array, form: Form, body: Array, draw: int) -> bool:
         """Writes what stands for these finite values. With feedback, what it leaves out stays in `values`.
 
         False, and they stay as they are, where they are beyond it.
         """
 
-    def check(self, body: Array, layout: Layout) -> None:
+    def check(self, body: Array, form: Form) -> None:
         """Raises DataError unless decode gives finite values. The body has the right length."""
 
-    def decode(self, body: Array, layout: Layout, out: Array, add: bool) -> None:
+    def decode(self, body: Array, form: Form, out: Array, add: bool) -> None:
         """What was encoded becomes, or is added to, `out`."""
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from gradtide.compress.codec import Layout, codec, refuse
+from gradtide.compress.codec import Form, codec, refuse
 from gradtide.compress.compiled import Array
 
 __all__ = ["BrainFloat", "HalfFloat"]
@@ -19,23 +19,23 @@ class _Half:
     infinite: ClassVar[int]
     feedback: ClassVar[bool] = False
 
-    def kept(self, layout: Layout) -> int:
-        return layout.count
+    def kept(self, form: Form) -> int:
+        return form.count
 
-    def body_bytes(self, layout: Layout) -> int:
-        return 2 * layout.count
+    def body_bytes(self, form: Form) -> int:
+        return 2 * form.count
 
-    def encode(self, values: Array, layout: Layout, body: Array, draw: int) -> bool:
+    def encode(self, values: Array, form: Form, body: Array, draw: int) -> bool:
         most, source, target = torch.finfo(self.kind).max, torch.from_numpy(values), self._halves(body)
         for piece, half in zip(source.split(_PIECE), target.split(_PIECE), strict=True):
             half.copy_(piece.clamp(-most, most))
         return True
 
-    def check(self, body: Array, layout: Layout) -> None:
-        if layout.count and int((body.view(np.uint16) & 0x7FFF).max()) >= self.infinite:
+    def check(self, body: Array, form: Form) -> None:
+        if form.count and int((body.view(np.uint16) & 0x7FFF).max()) >= self.infinite:
             refuse("a value is not finite")
 
-    def decode(self, body: Array, layout: Layout, out: Array, add: bool) -> None:
+    def decode(self, body: Array, form: Form, out: Array, add: bool) -> None:
         target, halves = torch.from_numpy(out), self._halves(body)
         if not add:
             target.copy_(halves)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gradtide.compress.codec import Layout, codec, refuse
+from gradtide.compress.codec import Form, codec, refuse
 from gradtide.compress.compiled import Array, CodecKernel, Element, element_of
 
 __all__ = ["Int8"]
@@ -92,35 +92,35 @@ class Int8:
     number: ClassVar[int] = 3
     feedback: ClassVar[bool] = False
 
-    def kept(self, layout: Layout) -> int:
-        return layout.count
+    def kept(self, form: Form) -> int:
+        return form.count
 
-    def body_bytes(self, layout: Layout) -> int:
-        return _blocks(layout) * layout.dtype.itemsize + layout.count
+    def body_bytes(self, form: Form) -> int:
+        return _blocks(form) * form.dtype.itemsize + form.count
 
-    def encode(self, values: Array, layout: Layout, body: Array, draw: int) -> bool:
-        bits, first, second = element_of(layout.dtype).bits, draw & 0xFFFFFFFF, draw >> 32 & 0xFFFFFFFF
-        scales, quantised = _parts(body, layout)
+    def encode(self, values: Array, form: Form, body: Array, draw: int) -> bool:
+        bits, first, second = element_of(form.dtype).bits, draw & 0xFFFFFFFF, draw >> 32 & 0xFFFFFFFF
+        scales, quantised = _parts(body, form)
         lots = np.uint32(first), np.uint32(second)
-        _QUANTISE(layout.dtype, values, values.view(bits), scales, scales.view(bits), quantised, *lots)
+        _QUANTISE(form.dtype, values, values.view(bits), scales, scales.view(bits), quantised, *lots)
         return True
 
-    def check(self, body: Array, layout: Layout) -> None:
-        scales, quantised = _parts(body, layout)
+    def check(self, body: Array, form: Form) -> None:
+        scales, quantised = _parts(body, form)
         with np.errstate(over="ignore"):
             if not np.isfinite(scales * _MOST).all() or (scales < 0).any():
                 refuse("a scale is not finite, or below 0")
-        if layout.count and int(quantised.min()) < -_MOST:
+        if form.count and int(quantised.min()) < -_MOST:
             refuse(f"a value is below -{_MOST}")
 
-    def decode(self, body: Array, layout: Layout, out: Array, add: bool) -> None:
-        _RESTORE(layout.dtype, *_parts(body, layout), out, add)
+    def decode(self, body: Array, form: Form, out: Array, add: bool) -> None:
+        _RESTORE(form.dtype, *_parts(body, form), out, add)
 
 
-def _blocks(layout: Layout) -> int:
-    return -(-layout.count // BLOCK)
+def _blocks(form: Form) -> int:
+    return -(-form.count // BLOCK)
 
 
-def _parts(body: Array, layout: Layout) -> tuple[Array, Array]:
-    at = _blocks(layout) * layout.dtype.itemsize
-    return body[:at].view(layout.dtype), body[at:].view(np.int8)
+def _parts(body: Array, form: Form) -> tuple[Array, Array]:
+    at = _blocks(form) * form.dtype.itemsize
+    return body[:at].view(form.dtype), body[at:].view(np.int8)

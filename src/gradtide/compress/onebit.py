@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gradtide.compress.codec import Layout, codec, refuse
+from gradtide.compress.codec import Form, codec, refuse
 from gradtide.compress.compiled import Array, CodecKernel, Element, element_of
 
 __all__ = ["OneBit"]
@@ -99,34 +99,34 @@ class OneBit:
     number: ClassVar[int] = 4
     feedback: ClassVar[bool] = True
 
-    def kept(self, layout: Layout) -> int:
-        return layout.count
+    def kept(self, form: Form) -> int:
+        return form.count
 
-    def body_bytes(self, layout: Layout) -> int:
-        return _blocks(layout) * layout.dtype.itemsize + 4 * _words(layout)
+    def body_bytes(self, form: Form) -> int:
+        return _blocks(form) * form.dtype.itemsize + 4 * _words(form)
 
-    def encode(self, values: Array, layout: Layout, body: Array, draw: int) -> bool:
-        scales, words = _parts(body, layout)
-        _SIGN(layout.dtype, values, values.view(element_of(layout.dtype).bits), scales, words)
+    def encode(self, values: Array, form: Form, body: Array, draw: int) -> bool:
+        scales, words = _parts(body, form)
+        _SIGN(form.dtype, values, values.view(element_of(form.dtype).bits), scales, words)
         return True
 
-    def check(self, body: Array, layout: Layout) -> None:
-        scales, _ = _parts(body, layout)
+    def check(self, body: Array, form: Form) -> None:
+        scales, _ = _parts(body, form)
         if not np.isfinite(scales).all() or (scales < 0).any():
             refuse("a scale is not finite, or below 0")
 
-    def decode(self, body: Array, layout: Layout, out: Array, add: bool) -> None:
-        _UNSIGN(layout.dtype, *_parts(body, layout), out, add)
+    def decode(self, body: Array, form: Form, out: Array, add: bool) -> None:
+        _UNSIGN(form.dtype, *_parts(body, form), out, add)
 
 
-def _blocks(layout: Layout) -> int:
-    return -(-layout.count // BLOCK)
+def _blocks(form: Form) -> int:
+    return -(-form.count // BLOCK)
 
 
-def _words(layout: Layout) -> int:
-    return -(-layout.count // _WORD)
+def _words(form: Form) -> int:
+    return -(-form.count // _WORD)
 
 
-def _parts(body: Array, layout: Layout) -> tuple[Array, Array]:
-    at = _blocks(layout) * layout.dtype.itemsize
-    return body[:at].view(layout.dtype), body[at:].view(np.uint32)
+def _parts(body: Array, form: Form) -> tuple[Array, Array]:
+    at = _blocks(form) * form.dtype.itemsize
+    return body[:at].view(form.dtype), body[at:].view(np.uint32)

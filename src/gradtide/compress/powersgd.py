@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from gradtide.compress.codec import Layout, codec, refuse
+from gradtide.compress.codec import Form, codec, refuse
 from gradtide.compress.compiled import Array, CodecKernel, Element
 from gradtide.errors import ConfigError
 
@@ -126,24 +126,24 @@ class PowerSGD:
         if self.rank < 1:
             raise ConfigError(f"compress: powersgd of rank {self.rank} makes no sense; give 1 or more")
 
-    def kept(self, layout: Layout) -> int:
+    def kept(self, form: Form) -> int:
         """The rank; 0 for what goes as it is."""
-        rank = min(self.rank, layout.rows, layout.columns)
-        return rank if rank * (layout.rows + layout.columns) < layout.count else 0
+        rank = min(self.rank, form.rows, form.columns)
+        return rank if rank * (form.rows + form.columns) < form.count else 0
 
-    def body_bytes(self, layout: Layout) -> int:
-        rank = self.kept(layout)
-        return layout.dtype.itemsize * (rank * (layout.rows + layout.columns) if rank else layout.count)
+    def body_bytes(self, form: Form) -> int:
+        rank = self.kept(form)
+        return form.dtype.itemsize * (rank * (form.rows + form.columns) if rank else form.count)
 
-    def encode(self, values: Array, layout: Layout, body: Array, draw: int) -> bool:
-        if not self.kept(layout):
-            body.view(layout.dtype)[:] = values
+    def encode(self, values: Array, form: Form, body: Array, draw: int) -> bool:
+        if not self.kept(form):
+            body.view(form.dtype)[:] = values
             values[:] = 0
             return True
-        if np.abs(values).max(initial=0.0) > np.finfo(layout.dtype).max / (4 * layout.count):
+        if np.abs(values).max(initial=0.0) > np.finfo(form.dtype).max / (4 * form.count):
             return False  # sums of products would be infinite
-        left, right = self._parts(body, layout)
-        matrix = values.reshape(layout.rows, -1)
+        left, right = self._parts(body, form)
+        matrix = values.reshape(form.rows, -1)
         right[:] = 0
         refill(right, draw)
         left[:] = thin(matrix, right, transposed=True)
@@ -152,19 +152,19 @@ class PowerSGD:
         expand(left, right, matrix, SUBTRACT)
         return True
 
-    def check(self, body: Array, layout: Layout) -> None:
-        if not np.isfinite(body.view(layout.dtype)).all():
+    def check(self, body: Array, form: Form) -> None:
+        if not np.isfinite(body.view(form.dtype)).all():
             refuse("a value is not finite")
 
-    def decode(self, body: Array, layout: Layout, out: Array, add: bool) -> None:
-        if self.kept(layout):
-            expand(*self._parts(body, layout), out.reshape(layout.rows, -1), ADD if add else SET)
+    def decode(self, body: Array, form: Form, out: Array, add: bool) -> None:
+        if self.kept(form):
+            expand(*self._parts(body, form), out.reshape(form.rows, -1), ADD if add else SET)
         elif add:
-            out += body.view(layout.dtype)
+            out += body.view(form.dtype)
         else:
-            out[:] = body.view(layout.dtype)
+            out[:] = body.view(form.dtype)
 
-    def _parts(self, body: Array, layout: Layout) -> tuple[Array, Array]:
-        both, rank = body.view(layout.dtype), self.kept(layout)
-        at = rank * layout.rows
+    def _parts(self, body: Array, form: Form) -> tuple[Array, Array]:
+        both, rank = body.view(form.dtype), self.kept(form)
+        at = rank * form.rows
         return both[:at].reshape(rank, -1), both[at:].reshape(rank, -1)

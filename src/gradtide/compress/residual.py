@@ -59,7 +59,7 @@ class Residuals:
             for residual in self._of.values():
                 if residual.step == self._step:
                     residual.undo()
-        self._step += self._over or self._undone
+        self._step += self._over
         self._over = self._undone = False
 
     def end(self) -> None:
@@ -71,7 +71,7 @@ class Residuals:
 
     def settle(self, *, undone: bool) -> None:
         """Whether the last step counts. It may be asked again, until the next one begins."""
-        self._undone = undone
+        self._undone, self._over = undone, True
         self._round += 1
 
     def correct(self, name: str, gradient: Array, rate: float | None) -> Array:
@@ -97,6 +97,9 @@ class Residuals:
         residual = self._of[name]
         np.copyto(residual.now, residual.before)
         residual.rate = residual.before_rate
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._of
 
     def value(self, name: str, like: Array) -> Array:
         """What is left out now, of a parameter like this."""

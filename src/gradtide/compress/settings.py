@@ -43,6 +43,9 @@ class Compress:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"Compress never changes; make another with {name}={value!r}")
 
+    def __reduce__(self) -> Any:
+        return _again, self._key
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Compress) and self._key == other._key
 
@@ -60,6 +63,11 @@ class Compress:
     @property
     def _key(self) -> tuple[Any, ...]:
         return self.codec, self.after, self.options
+
+
+def _again(codec: str, after: int, options: tuple[tuple[str, float], ...]) -> Compress:
+    """A copy of one, in this process or another."""
+    return Compress(codec, after=after, **dict(options))
 
 
 def as_compress(given: "str | Compress | None") -> Compress | None:

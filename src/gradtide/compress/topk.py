@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gradtide.compress.codec import Layout, codec, refuse
+from gradtide.compress.codec import Form, codec, refuse
 from gradtide.compress.compiled import Array, CodecKernel, Element, element_of
 from gradtide.errors import ConfigError
 
@@ -129,28 +129,28 @@ class TopK:
         if not 0 < self.ratio <= 1:
             raise ConfigError(f"compress: topk of {self.ratio:g} makes no sense; give a share above 0, at most 1")
 
-    def kept(self, layout: Layout) -> int:
-        return min(layout.count, max(1, math.ceil(self.ratio * layout.count)))
+    def kept(self, form: Form) -> int:
+        return min(form.count, max(1, math.ceil(self.ratio * form.count)))
 
-    def body_bytes(self, layout: Layout) -> int:
-        return self.kept(layout) * (layout.dtype.itemsize + 4)
+    def body_bytes(self, form: Form) -> int:
+        return self.kept(form) * (form.dtype.itemsize + 4)
 
-    def encode(self, values: Array, layout: Layout, body: Array, draw: int) -> bool:
-        _SELECT(layout.dtype, values, values.view(element_of(layout.dtype).bits), *self._parts(body, layout))
+    def encode(self, values: Array, form: Form, body: Array, draw: int) -> bool:
+        _SELECT(form.dtype, values, values.view(element_of(form.dtype).bits), *self._parts(body, form))
         return True
 
-    def check(self, body: Array, layout: Layout) -> None:
-        chosen, places = self._parts(body, layout)
-        if len(places) and int(places.max()) >= layout.count:
-            refuse(f"a place beyond the {layout.count} values")
+    def check(self, body: Array, form: Form) -> None:
+        chosen, places = self._parts(body, form)
+        if len(places) and int(places.max()) >= form.count:
+            refuse(f"a place beyond the {form.count} values")
         if (places[1:] <= places[:-1]).any():
             refuse("places are not in order, or twice there")
         if not np.isfinite(chosen).all():
             refuse("a value is not finite")
 
-    def decode(self, body: Array, layout: Layout, out: Array, add: bool) -> None:
-        _SCATTER(layout.dtype, *self._parts(body, layout), out, add)
+    def decode(self, body: Array, form: Form, out: Array, add: bool) -> None:
+        _SCATTER(form.dtype, *self._parts(body, form), out, add)
 
-    def _parts(self, body: Array, layout: Layout) -> tuple[Array, Array]:
-        at = self.kept(layout) * layout.dtype.itemsize
-        return body[:at].view(layout.dtype), body[at:].view(np.uint32)
+    def _parts(self, body: Array, form: Form) -> tuple[Array, Array]:
+        at = self.kept(form) * form.dtype.itemsize
+        return body[:at].view(form.dtype), body[at:].view(np.uint32)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gradtide.compress import Compress, as_compress
 from gradtide.errors import ConfigError
 from gradtide.events import Emit, ignore
 from gradtide.parallel.pace import Pace
@@ -18,6 +19,7 @@ from gradtide.parallel.worker_random import WorkerRandom
 from gradtide.schedule.model import Schedule
 from gradtide.sync import Job, Local, Servers, current_job
 from gradtide.sync.choose import Wishes
+from gradtide.sync.compressed import Compression
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.synchroniser import Synchroniser
 from gradtide.sync.trained import as_optimizers, find_trained
@@ -36,7 +38,8 @@ class DataParallel(nn.Module):
             model.step()                 # optimizer.step() and zero_grad()
 
     `optimizer` is one of torch.optim, or a list of them. `sync` is "auto", the name of a strategy ("ring"), a
-    schedule's file, `gradtide.Servers("bsp")` or `gradtide.Local(50)`. All workers make it together and begin with
+    schedule's file, `gradtide.Servers("bsp")` or `gradtide.Local(50)`. `compress` is a codec ("int8", "topk:0.01",
+    "auto") or `gradtide.Compress(...)`: gradients travel as it makes them. All workers make it together and begin with
     worker 0's parameters and buffers. `explain()` says which way was chosen and why. `emit` is called with every event
     of a step.
 
@@ -50,6 +53,7 @@ class DataParallel(nn.Module):
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         sync: str | Path | Schedule | Servers | Local = "auto",
         *,
+        compress: str | Compress | None = None,
         clip_norm: float | None = None,
         share_parameters: bool | None = None,
         overlap: bool = True,
@@ -59,6 +63,7 @@ class DataParallel(nn.Module):
         emit: Emit = ignore,
     ) -> None:
         super().__init__()
+        settings = as_compress(compress)
         if isinstance(module, DataParallel):
             raise ConfigError("this model is wrapped already; wrap the model itself, once")
         self.module, self.optimizer = module, optimizer
@@ -70,7 +75,7 @@ class DataParallel(nn.Module):
         self._synchroniser = Synchroniser(
             find_trained(module, optimizer, clip_norm, broadcast_buffers=broadcast_buffers),
             self._job,
-            Wishes(sync, share_parameters, overlap, trial=True),
+            Wishes(sync, share_parameters, overlap, None if settings is None else Compression(settings), trial=True),
             self._pace.observe,
         )
         self._loading: AbstractContextManager[None] | None = None

@@ -14,6 +14,7 @@ local/            each rank steps by itself, and all meet now and then
 shared/           one host: parameters in shared memory, each rank reduces and updates its share
 buckets.py        buckets of gradients that leave while backward goes on
 reduce.py         collectives: all-reduce the buckets, then every rank takes the same step
+compressed/       the same with compressed gradients
 servers/          a parameter server: push gradients, pull values
 uneven.py         workers with more and with fewer batches
 synchroniser.py   a worker's steps along its way, and along the next one when workers come, go or die

@@ -8,11 +8,15 @@ from torch import nn
 from gradtide.collective import Group
 from gradtide.collective.executors.choose import Strategy
 from gradtide.collective.groups.device_group import DeviceGroup
+from gradtide.compress import AUTO
 from gradtide.errors import ConfigError
 from gradtide.events import Emit
 from gradtide.kernels.combine import ELEMENTS
 from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync.alone import Alone
+from gradtide.sync.compressed import CompressedReduce, Compression, LeftToOne
+from gradtide.sync.compressed.predict import decide, describe
+from gradtide.sync.compressed.refuse import check_compression
 from gradtide.sync.job import Job
 from gradtide.sync.local import Local, LocalOverServers, LocalSteps, OuterState, TogetherFirst
 from gradtide.sync.local.progress import WindowProgress, gather_progress
@@ -36,12 +40,16 @@ class Wishes:
     sync: Strategy | Servers | Local = "auto"
     share_parameters: bool | None = None  # None: where it can be
     overlap: bool = True
+    compression: Compression | None = None
     outer: OuterState = field(default_factory=OuterState)  # of local steps
     trial: bool = False  # whether sharing must first be seen to suit the program: it may edit gradients or parameters
 
 
 def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven: bool = True) -> Way:
     """`proven`: that the program edits nothing between steps, so that parameters may be shared unasked."""
+    compression = wishes.compression
+    if compression is not None:
+        check_compression(compression.settings, trained, _kind_of(wishes), shared=wishes.share_parameters)
     if isinstance(wishes.sync, Servers):
         if job.size > 1:
             _check_modules(trained)
@@ -53,6 +61,8 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
         if wishes.sync.over is not None:
             return _choose_over_servers(trained, job, wishes.sync, wishes, emit)
     if job.group is None:
+        if compression is not None:
+            return LeftToOne(trained, job, compression, emit)
         local = wishes.sync if isinstance(wishes.sync, Local) else None
         return Alone(emit) if local is None else LocalSteps(trained, job, None, local, wishes.outer, None, emit)
     _check_modules(trained)
@@ -63,6 +73,23 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
     beside = spread if isinstance(spread, DeviceGroup) else None
     _begin_alike(trained, spread)
     share_state(trained, job, job.group, spread)
+    note = ""
+    if compression is not None:
+        settings, note = decide(compression.settings, trained, job.group)
+        if settings is not None:
+            reason = f"{describe(settings, trained, job.group)}; then a step on each worker"
+            return CompressedReduce(trained, job, settings, compression, reason, emit, overlap=wishes.overlap)
+    way = _choose_whole(trained, job, wishes, emit, beside, proven)
+    way.reason += f"; {note}" if note else ""
+    return way
+
+
+def _choose_whole(
+    trained: Trained, job: Job, wishes: Wishes, emit: Emit, beside: DeviceGroup | None, proven: bool
+) -> Way:
+    """Of whole gradients, at every step."""
+    assert job.group is not None
+    assert not isinstance(wishes.sync, Servers | Local)
     hindrance = _why_not_shared(trained, job)
     if wishes.share_parameters and (hindrance or wishes.sync != "auto"):
         raise ConfigError(f"parameters can't be shared: {hindrance or 'that goes with sync=auto alone'}")
@@ -109,7 +136,7 @@ def open_group(trained: Trained, job: Job, wishes: Wishes) -> Group | DeviceGrou
     if job.group is None:
         return None
     with job.group.purpose("in DataParallel(...), or where it begins anew, which all workers do together"):
-        compare_models(trained, job.group)
+        compare_models(trained, job.group, f"compress={wishes.compression and wishes.compression.settings!r}")
     return _beside(trained, job.group, wishes) or job.group
 
 
@@ -137,6 +164,12 @@ def _choose_local(trained: Trained, job: Job, wishes: Wishes, spread: Group | De
         known.steps = int(steps)
     dense = Reduce(trained, spread, None, "", emit, overlap=wishes.overlap) if local.after else None
     return LocalSteps(trained, job, spread, local, known, dense, emit)
+
+
+def _kind_of(wishes: Wishes) -> str:
+    """Which way was asked for."""
+    kinds = {Servers: "servers", Local: "local"}
+    return kinds.get(type(wishes.sync), str(wishes.sync))
 
 
 def _check_modules(trained: Trained) -> None:
@@ -173,6 +206,8 @@ def _beside(trained: Trained, group: Group, wishes: Wishes) -> DeviceGroup | Non
 def can_be_shared(trained: Trained, job: Job, wishes: Wishes) -> bool:
     """Whether sharing is open, if the program suits it."""
     if wishes.sync != "auto" or wishes.share_parameters is not None or job.group is None:
+        return False
+    if wishes.compression is not None and wishes.compression.settings.codec != AUTO:
         return False
     return not _why_not_shared(trained, job)
 

@@ -84,7 +84,7 @@ class Reduce(InGroup):
                 self._memory.gather(index, weights[index])
             self._leave(self._buckets.all[number])
         self._wait()
-        self._emit(GradientsSynchronised(sum(flat.nbytes for flat in self._memory.flat)))
+        self._emit_bytes()
         self._hand_out(flags, weights)
         self._late.clear()
         self._buckets.restart()
@@ -93,6 +93,9 @@ class Reduce(InGroup):
         self._rounds += 1
         if self._rounds <= _FIRST or self._rounds % _EVERY == 0:
             self._check_alike()
+
+    def _emit_bytes(self) -> None:
+        self._emit(GradientsSynchronised(sum(flat.nbytes for flat in self._memory.flat)))
 
     def _check_alike(self) -> None:
         """Every rank must have the same parameters; a program may have changed them on one alone. A net and no proof:

@@ -74,9 +74,9 @@ def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def compare_models(trained: Trained, group: Group) -> None:
+def compare_models(trained: Trained, group: Group, *also: str) -> None:
     """All ranks must have built the same; otherwise all of them say so, and those who differ say how."""
-    own = outline(trained)
+    own = [*outline(trained), *also]
     digests = group.all_gather(_bytes(_digest("\n".join(own))))
     others = [rank for rank in range(group.size) if not torch.equal(digests[rank], digests[0])]
     if not others:

@@ -10,12 +10,14 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gradtide.compress import AUTO
 from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeout
 from gradtide.events import Emit, GradientsReady, ParametersUpdated
 from gradtide.processes.malloc import keep_freed_memory
 from gradtide.sync.alone import Alone
 from gradtide.sync.backward import BackwardHooks
 from gradtide.sync.choose import TRIAL_STEPS, Wishes, can_be_shared, choose_way, open_group
+from gradtide.sync.compressed import CompressedReduce
 from gradtide.sync.guard import Trial
 from gradtide.sync.job import Job
 from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
@@ -48,6 +50,7 @@ class Synchroniser:
         self._given, self._given_half = set[int](), set[int]()  # gradients that the way has; those with more in no_sync
         self._failed: CommunicationError | None = None  # a peer died in backward; the step will see to it
         self._on_trial = wishes.trial and wishes.sync == "auto" and wishes.share_parameters is None
+        self._on_trial &= wishes.compression is None or wishes.compression.settings.codec == AUTO
         self._trial, self._proven = Trial(trained) if self._on_trial else None, not self._on_trial
         self.way = self._choose_way()
         job.nobody_waits = _is_async(wishes.sync)
@@ -422,7 +425,10 @@ class Synchroniser:
             self.way.depart()
         if not self.way.is_collective:
             return False
-        return self._count(notice is not None and notice.generation == elastic.generation) > 0
+        called = self._count(notice is not None and notice.generation == elastic.generation) > 0
+        if called and isinstance(self.way, CompressedReduce):
+            self.way.hand_over()
+        return called
 
     def _go_on(self, error: CommunicationError | None, finished: bool, *, asking: bool = False) -> None:
         """A peer died, or somebody comes or goes: the next members go on from the last finished step, and `shard` gives
@@ -440,6 +446,8 @@ class Synchroniser:
                     self.way.close()
                     last, self.way = LastStep(self._trained), Alone(self._emit)
                 last.restore()
+                if self._wishes.compression is not None:
+                    self._wishes.compression.regrouped(died=error is not None)
                 self.way = self._choose_way()
                 self._hooks.remove()
                 self._hooks = self._watch()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from gradtide.compress import Codec, Kind, Layout, pack, payload_bytes, read, unpack
+from gradtide.compress import Codec, Form, PayloadKind, pack, payload_bytes, read, unpack
 from gradtide.compress.compiled import Array
 from gradtide.errors import DataError
 
@@ -20,9 +20,9 @@ _SIZES = (1, 2, 7, 31, 33, 1023, 1025, 4099)
 def check_codec(codec: Codec, dtype: type) -> None:
     """Everything below, in turn."""
     for values in gradients(dtype):
-        layout = Layout(len(values), values.dtype, _rows(len(values)))
-        _gives_back(codec, values, layout)
-        _refuses_strangers(codec, values, layout)
+        form = Form(len(values), values.dtype, _rows(len(values)))
+        _gives_back(codec, values, form)
+        _refuses_strangers(codec, values, form)
     _what_is_not_finite_goes_as_it_is(codec, dtype)
 
 
@@ -42,21 +42,21 @@ def _rows(count: int) -> int:
     return next((rows for rows in range(int(count**0.5), 1, -1) if count % rows == 0), 1)
 
 
-def _gives_back(codec: Codec, values: Array, layout: Layout) -> None:
+def _gives_back(codec: Codec, values: Array, form: Form) -> None:
     left, again = values.copy(), values.copy()
-    payload = pack(codec, left, layout, draw=11)
-    if read(codec, payload, layout) is Kind.DENSE:
+    payload = pack(codec, left, form, draw=11)
+    if read(codec, payload, form) is PayloadKind.DENSE:
         assert np.abs(values).max() > np.finfo(values.dtype).max / (8 * len(values)), "what is not huge is encoded"
         assert np.array_equal(left, values)
         return
-    assert len(payload) == payload_bytes(codec, layout), "how long it is depends on the layout alone"
-    assert np.array_equal(payload, pack(codec, again, layout, draw=11)), "the same again gives the same bytes"
+    assert len(payload) == payload_bytes(codec, form), "how long it is depends on the form alone"
+    assert np.array_equal(payload, pack(codec, again, form, draw=11)), "the same again gives the same bytes"
     assert np.array_equal(left, again)
     out = np.full_like(values, 3)
-    assert unpack(codec, payload, layout, out) is Kind.CODED
+    assert unpack(codec, payload, form, out) is PayloadKind.CODED
     assert np.isfinite(out).all()
     assert values.any() or not out.any(), "zeros give zeros"
-    _check_added(codec, payload, layout, out)
+    _check_added(codec, payload, form, out)
     if codec.feedback:
         assert np.isfinite(left).all()
         off = np.abs(out.astype(np.longdouble) + left - values)
@@ -65,32 +65,32 @@ def _gives_back(codec: Codec, values: Array, layout: Layout) -> None:
         assert np.array_equal(left, values), "nothing is left for later"
 
 
-def _check_added(codec: Codec, payload: Array, layout: Layout, out: Array) -> None:
-    base = np.arange(layout.count, dtype=layout.dtype)
+def _check_added(codec: Codec, payload: Array, form: Form, out: Array) -> None:
+    base = np.arange(form.count, dtype=form.dtype)
     total = base.copy()
-    unpack(codec, payload, layout, total, add=True)
+    unpack(codec, payload, form, total, add=True)
     assert np.allclose(total, base + out, rtol=1e-5, atol=0)
 
 
-def _refuses_strangers(codec: Codec, values: Array, layout: Layout) -> None:
-    payload, out = pack(codec, values.copy(), layout, draw=1), np.empty_like(values)
-    unpack(codec, np.frombuffer(payload.tobytes(), np.uint8), layout, out)  # of whatever memory
+def _refuses_strangers(codec: Codec, values: Array, form: Form) -> None:
+    payload, out = pack(codec, values.copy(), form, draw=1), np.empty_like(values)
+    unpack(codec, np.frombuffer(payload.tobytes(), np.uint8), form, out)  # of whatever memory
     odd = np.zeros(len(payload) + 1, np.uint8)[1:]
     odd[:] = payload
-    unpack(codec, odd, layout, out)
-    _refused(lambda: read(codec, payload[:-1], layout))
-    _refused(lambda: read(codec, payload[:5], layout))
-    _refused(lambda: read(codec, np.concatenate([payload, payload]), layout))
+    unpack(codec, odd, form, out)
+    _refused(lambda: read(codec, payload[:-1], form))
+    _refused(lambda: read(codec, payload[:5], form))
+    _refused(lambda: read(codec, np.concatenate([payload, payload]), form))
     for place in (0, 1, 2, 3, 8, 15):
         other = payload.copy()
         other[place] ^= 0x55
-        _refused(lambda: read(codec, other, layout))  # noqa: B023
-    dice = np.random.default_rng(layout.count)
+        _refused(lambda: read(codec, other, form))  # noqa: B023
+    dice = np.random.default_rng(form.count)
     for _ in range(8):  # whatever it says: refused, or finite
         other = payload.copy()
         other[16 + dice.integers(0, len(payload) - 16, 3)] = dice.integers(0, 256, 3)
         try:
-            unpack(codec, other, layout, out)
+            unpack(codec, other, form, out)
         except DataError:
             continue
         assert np.isfinite(out).all() or codec.name == "powersgd"  # whose products may be too large
@@ -111,7 +111,7 @@ def _what_is_not_finite_goes_as_it_is(codec: Codec, dtype: type) -> None:
     for wrong in (np.nan, np.inf, -np.inf):
         values: Array = np.arange(12, dtype=dtype)
         values[7] = wrong
-        left, out, layout = values.copy(), np.empty_like(values), Layout(12, values.dtype, 3)
-        assert unpack(codec, pack(codec, left, layout, draw=0), layout, out) is Kind.DENSE
+        left, out, form = values.copy(), np.empty_like(values), Form(12, values.dtype, 3)
+        assert unpack(codec, pack(codec, left, form, draw=0), form, out) is PayloadKind.DENSE
         assert np.array_equal(out, values, equal_nan=True)
         assert np.array_equal(left, values, equal_nan=True)

@@ -1,0 +1,14 @@
+"""Compressed gradients over collectives: what can't be added up compressed goes from all to all, and is decoded there.
+
+state.py      what outlives a way: what was asked for, what was left out, how many steps were taken
+refuse.py     what compression does not go with
+predict.py    how many bytes a step moves, how long that should take, and what "auto" makes of it
+gathered.py   a bucket whose gradients are gathered, decoded and added in rank order, on every rank alike
+factored.py   a bucket whose gradients are sums of thin matrices
+way.py        all-reduce's way, with buckets that are compressed
+"""
+
+from gradtide.sync.compressed.state import Compression
+from gradtide.sync.compressed.way import CompressedReduce, LeftToOne
+
+__all__ = ["CompressedReduce", "Compression", "LeftToOne"]

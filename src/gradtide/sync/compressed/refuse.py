@@ -1,0 +1,34 @@
+"""What compression does not go with: said by name, before anything is changed."""
+
+import torch
+
+from gradtide.compress import AUTO, Compress
+from gradtide.errors import ConfigError
+from gradtide.sync.trained import Trained
+
+__all__ = ["check_compression"]
+
+_FLOATS = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+
+
+def check_compression(settings: Compress, trained: Trained, goes: str, *, shared: bool | None) -> None:
+    """goes: the way that was asked for: "servers", "local", "auto", or another name of it."""
+    text = f"compress={str(settings)!r}"
+    if goes == "servers" and settings.codec == "powersgd":
+        raise ConfigError(f"{text} adds up thin matrices between workers, which servers can't; leave Servers out")
+    if goes in ("servers", "local"):
+        raise ConfigError(f"{text} goes over collectives, at every step; leave {goes.capitalize()}(...) out")
+    if goes != "auto":
+        raise ConfigError(f"{text} goes with sync='auto' alone, where what is compressed has its own way; not {goes!r}")
+    if shared:
+        raise ConfigError(f"with {text} each worker has parameters of its own; leave share_parameters= out")
+    if settings.codec == "onebit":
+        for optimizer in trained.optimizers:
+            if isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
+                raise ConfigError(
+                    f"{text} does not go with {type(optimizer).__name__}, whose second moments would be those of the "
+                    "signs; use SGD, or int8"
+                )
+    for name, parameter in [] if settings.codec == AUTO else zip(trained.names, trained.parameters, strict=True):
+        if parameter.dtype not in _FLOATS or parameter.device.type != "cpu":
+            raise ConfigError(f"{text}: {name} is {parameter.dtype} on {parameter.device}; codecs take floats on cpu")

@@ -1,0 +1,102 @@
+"""What outlives a way: what was asked for, what was left out, and how many steps were taken."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gradtide.compress import Compress, Form, Residuals
+from gradtide.sync.job import Job
+from gradtide.sync.trained import Trained
+
+__all__ = ["Compression", "Part", "Rates", "Round", "parts_of", "working_dtype"]
+
+
+@dataclass(slots=True)
+class Compression:
+    """Of one worker."""
+
+    settings: Compress
+    residuals: Residuals = field(default_factory=Residuals)
+    steps: int = 0  # of all workers together
+    rounds: int = 0  # synchronisations so far
+    _regrouped: bool = False
+    _died: bool = False
+    _said: bool = False
+
+    def regrouped(self, *, died: bool) -> None:
+        """Other workers go on from the last finished step; which one that is they find out together."""
+        self._regrouped = True
+        self._died |= died
+
+    def settle(self, job: Job) -> None:
+        """Now it is known: a step that is taken again leaves what was left out as it was before."""
+        if not self._regrouped:
+            return
+        self._regrouped = False
+        self.residuals.settle(undone=job.undone)
+        if self._died and not self._said and job.rank == 0:
+            self._said = True
+            warnings.warn(
+                "a worker died, and with it what compression had left out of its gradients so far; the others keep "
+                "theirs (said once)",
+                stacklevel=2,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A parameter's place in its bucket."""
+
+    index: int
+    name: str
+    form: Form
+    place: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a bucket needs to know of a synchronisation."""
+
+    number: int
+    given: frozenset[int]  # the parameters that have a gradient here
+    rates: dict[int, float | None]  # by which what is left out counts: SGD's learning rates
+
+
+def parts_of(indices: Sequence[int], trained: Trained) -> list[Part]:
+    parts, at = [], 0
+    for index in indices:
+        parameter = trained.parameters[index]
+        rows = parameter.shape[0] if parameter.dim() > 1 and parameter.numel() else 1
+        form = Form(parameter.numel(), np.dtype(working_dtype(parameter)), rows)
+        parts.append(Part(index, trained.names[index], form, slice(at, at + form.count)))
+        at += form.count
+    return parts
+
+
+def working_dtype(parameter: nn.Parameter) -> Any:
+    """What codecs work with, and what is left out is kept in."""
+    return np.float64 if parameter.dtype == torch.float64 else np.float32
+
+
+class Rates:
+    """With SGD what was left out of a step counts by the learning rate of that step."""
+
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
+        owners = [trained.owner(parameter) for parameter in trained.parameters]
+        self._group_of = [
+            group if isinstance(owner, torch.optim.SGD) else -1
+            for owner, group in zip(owners, trained.group_of(), strict=True)
+        ]
+
+    def now(self, indices: Sequence[int]) -> dict[int, float | None]:
+        groups = self._trained.groups
+        return {
+            index: None if self._group_of[index] < 0 else float(groups[self._group_of[index]]["lr"])
+            for index in indices
+        }
