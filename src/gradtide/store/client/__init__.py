@@ -2,8 +2,7 @@
 
 store.py           what a user sees: connect, Store
 catalogue.py       the keys: which there are, what a user is told of each, and where its memory lies
-values.py          from a user's keys and tensors to pieces of memory, and back
-packed.py          many small keys in one request, without Python per key
+tensors/           a user's tensors as pieces of memory, and back: one by one, packed, compressed
 pending.py         an operation under way, as a handle
 engine.py          shell of session.py: a client's sockets, threads and clock
 waiting.py         one wait: who is late, who can't be reached

@@ -10,7 +10,7 @@ from gradtide.errors import UnknownKey
 from gradtide.store.client.engine import Engine
 from gradtide.store.client.operations import Done
 from gradtide.store.client.pending import Pending, raise_if_refused
-from gradtide.store.client.values import Keys, PieceMap, keys_of, make_piece_map
+from gradtide.store.client.tensors.values import Keys, PieceMap, keys_of, make_piece_map
 from gradtide.store.rules.consistency import show_consistency
 from gradtide.store.wire.messages import KeyInfo, UpdateRule, Version
 
@@ -32,6 +32,7 @@ class Info:
     round: int  # the latest that is closed everywhere; 0 outside of rounds
     servers: tuple[str, ...]
     size_bytes: int
+    compress: str = ""  # how its values are made smaller on their way
 
 
 class Catalogue:
@@ -148,4 +149,5 @@ def _merge(found: Sequence[tuple[str, KeyInfo]]) -> Info:
         round=min(info.round for _, info in found),
         servers=tuple(sorted(server for server, _ in found)),
         size_bytes=sum(info.size_bytes for _, info in found),
+        compress=spec.compress,
     )

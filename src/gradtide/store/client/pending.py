@@ -18,9 +18,9 @@ from gradtide.handle import Handle, Tell
 from gradtide.store.client.operations import Done
 
 if TYPE_CHECKING:
-    from gradtide.store.client.engine import Engine
+    from gradtide.store.client.engine import Engine, Start
 
-__all__ = ["Pending", "raise_if_refused"]
+__all__ = ["Again", "Pending", "raise_if_refused"]
 
 T = TypeVar("T")
 _ERRORS: dict[str, type[StoreError]] = {
@@ -30,6 +30,14 @@ _ERRORS: dict[str, type[StoreError]] = {
     "stale": StaleGradient,
     "rolled_back": RolledBack,
 }
+
+
+class Again(Exception):
+    """What was asked for must be asked for in another way: `begin` does."""
+
+    def __init__(self, begin: "Start") -> None:
+        super().__init__()
+        self.begin = begin
 
 
 class Pending(Handle[T], Generic[T]):
@@ -96,6 +104,9 @@ class Pending(Handle[T], Generic[T]):
         self.report = result
         try:
             self._result = self._convert(result)
+        except Again as again:
+            self._engine.start(self, again.begin)
+            return
         except Exception as error:  # for who waits, not for who receives
             self._error = error
         self._end()

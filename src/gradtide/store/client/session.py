@@ -16,7 +16,7 @@ what a client says in the order it was said, whatever the network does.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -26,7 +26,7 @@ from gradtide.store.client.losses import Losses
 from gradtide.store.client.operations import Flight, Kind, Operation, SessionInstruction, TellCoordinator
 from gradtide.store.client.sending import Sending, SessionOptions, Suspect
 from gradtide.store.shard.lease import Lease
-from gradtide.store.wire.layouts import Layout, build_layout
+from gradtide.store.wire.layouts import EncodedBytes, Layout, build_layout
 from gradtide.store.wire.messages import (
     NO_WORKER,
     RETRYABLE,
@@ -78,6 +78,7 @@ class Session(Sending[V]):
     ended: dict[str, Member] = field(default_factory=dict)  # clients that go, or are gone, with the first round without
     specs: dict[str, KeySpec] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
+    encoded_bytes: EncodedBytes | None = None  # for keys that are compressed
     _next_round: dict[str, int] = field(default_factory=dict)  # key -> the first round it can still be pushed for
     _layouts: "OrderedDict[object, Layout]" = field(default_factory=OrderedDict)
 
@@ -104,12 +105,14 @@ class Session(Sending[V]):
 
     # --- what a user asks for ---
 
-    def layout(self, keys: Sequence[str], rows: slice | None = None) -> Layout:
-        """The pieces of these keys; kept, so asking again for the same set costs one lookup."""
-        name = (tuple(keys), None if rows is None else (rows.start, rows.stop))
+    def layout(self, keys: Sequence[str], rows: slice | None = None, encoded: Collection[str] = ()) -> Layout:
+        """The pieces of these keys, those of some of them `encoded`; kept, so asking again costs one lookup."""
+        name = (tuple(keys), None if rows is None else (rows.start, rows.stop), frozenset(encoded))
         known = self._layouts.get(name)
         if known is None:
-            known = self._layouts[name] = build_layout((self.specs[key], rows) for key in keys)
+            known = self._layouts[name] = build_layout(
+                (self.specs[key], rows, self.encoded_bytes if key in encoded else None) for key in keys
+            )
             if len(self._layouts) > LAYOUTS_KEPT:
                 self._layouts.popitem(last=False)
         return known
@@ -238,11 +241,17 @@ class Session(Sending[V]):
         """The step that this operation belongs to; 0 when this client or these keys are in no rounds."""
         if self.member is None or all(self.specs[key].delay is None for key in layout.keys):
             return 0
-        step = round_ or max(self.step, max(self._next_round.get(key, 0) for key in layout.keys))
+        step = round_ or self.next_step(layout.keys)
         self.step = max(self.step, step)
         for key in layout.keys:
             self._next_round[key] = max(self._next_round.get(key, 0), step + 1 if pushing else step)
         return step
+
+    def next_step(self, keys: Sequence[str]) -> int:
+        """The step that an operation on these keys would belong to; 0 when it would be in no rounds."""
+        if self.member is None or all(self.specs[key].delay is None for key in keys):
+            return 0
+        return max(self.step, max(self._next_round.get(key, 0) for key in keys))
 
     # --- what others say ---
 

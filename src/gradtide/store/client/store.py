@@ -6,10 +6,13 @@ A tensor that was pushed must not change until its handle is done: its memory is
 import os
 import socket
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from gradtide.checkpoint.shelf import Taken
@@ -23,20 +26,23 @@ from gradtide.store.client.fast import Lanes
 from gradtide.store.client.operations import Done
 from gradtide.store.client.pending import Pending, raise_if_refused
 from gradtide.store.client.session import Session, SessionOptions
-from gradtide.store.client.values import (
+from gradtide.store.client.tensors.compressed import Compression
+from gradtide.store.client.tensors.values import (
     Destination,
     Keys,
     PieceMap,
     Values,
     destinations,
+    keys_of,
     make_piece_map,
     pieces,
     shape_like,
     sources,
 )
+from gradtide.store.rules.codecs import check_compress, encoded_bytes
 from gradtide.store.rules.consistency import parse_consistency
 from gradtide.store.rules.tensors import bytes_of, dtype_name
-from gradtide.store.rules.updates import plain_argument
+from gradtide.store.rules.updates import is_optimizer, plain_argument
 from gradtide.store.wire.messages import NO_WORKER, KeySpec, Member, Source, Table, UpdateRule, Version, new_token
 from gradtide.timeouts import Timeouts, default_timeouts
 from gradtide.transport.authenticate import parse_address
@@ -76,6 +82,7 @@ def connect(
         workers,
         SessionOptions(resend_s=patience.resend_s, resend_most_s=8 * patience.resend_s),
         token=new_token(),
+        encoded_bytes=encoded_bytes,
     )
     engine = Engine(session, where, credentials, patience, emit)
     try:
@@ -94,6 +101,7 @@ class Store:
         self._engine, self._session = engine, engine.session
         self._delay = delay  # what keys are initialised with, as KeySpec has it
         self._catalogue = Catalogue(engine)
+        self._compression = Compression(engine)
         self._fast = Lanes(engine, self._catalogue, self._receiving)
         self.last: Done[memoryview] | None = None  # what the latest pull of any thread reported
         weakref.finalize(self, engine.let_go).atexit = False
@@ -108,13 +116,19 @@ class Store:
         update: UpdateRule | None = None,
         consistency: str | None = None,
         reject_nan: bool = False,
+        compress: str = "",
     ) -> None:
-        """Creates a key, or several. The same again is fine; other values, shape, dtype or update rule are refused."""
+        """Creates a key, or several. The same again is fine; other values, shape, dtype or update rule are refused.
+
+        `compress` ("int8", "topk:0.01") makes what is pushed to it smaller, and in rounds what workers pull too.
+        """
         named = {key: value} if isinstance(key, str) else dict(key)
         delay = self._delay if consistency is None else parse_consistency(consistency)
         handles = []
         for name, tensor in named.items():
-            handles.append(self._init(_spec(name, tensor, update, delay, reject_nan), tensor))
+            spec = replace(_spec(name, tensor, update, delay, reject_nan), compress=compress)
+            check_compress(spec, optimizer=is_optimizer(spec.update))
+            handles.append(self._init(spec, tensor))
             while len(handles) > 64:
                 handles.pop(0).wait()
         for handle in handles:
@@ -140,22 +154,45 @@ class Store:
 
     @overload
     def push(
-        self, key: Keys, value: Values | None = ..., *, weight: float | None = ..., wait: Literal[False] = ...
+        self,
+        key: Keys,
+        value: Values | None = ...,
+        *,
+        weight: float | None = ...,
+        wait: Literal[False] = ...,
+        flush: bool = ...,
     ) -> Handle[None]: ...
     @overload
     def push(
-        self, key: Keys, value: Values | None = ..., *, weight: float | None = ..., wait: Literal[True]
+        self,
+        key: Keys,
+        value: Values | None = ...,
+        *,
+        weight: float | None = ...,
+        wait: Literal[True],
+        flush: bool = ...,
     ) -> None: ...
 
     def push(
-        self, key: Keys, value: Values | None = None, *, weight: float | None = None, wait: bool = False
+        self,
+        key: Keys,
+        value: Values | None = None,
+        *,
+        weight: float | None = None,
+        wait: bool = False,
+        flush: bool = False,
     ) -> Handle[None] | None:
         """Adds a contribution to one key, a list of keys or a dict. The handle is done when it is in the value.
 
-        Outside of rounds that is when it was applied; in bsp and bounded, when its round is closed.
+        Outside of rounds that is when it was applied; in bsp and bounded, when its round is closed. `flush`: a
+        compressed key's goes as it is, with all that compression has left out so far.
         """
         piece_map = self._catalogue.piece_map(key, None)
         views = sources(piece_map, key, value, "push")
+        if piece_map.compressed:
+            what = partial(_describe, "push", piece_map)
+            handle = self._compression.push(what, piece_map, views, weight, flush=flush)
+            return handle.wait() if wait else self._in_background(handle)
         pending: Pending[None] = Pending(self._engine, lambda: _describe("push", piece_map), raise_if_refused)
         handle = self._begin(
             pending, lambda now_s: self._session.push(piece_map.layout, views, now_s=now_s, weight=weight)
@@ -177,6 +214,10 @@ class Store:
         """
         piece_map = self._catalogue.piece_map(key, rows)
         landing = destinations(piece_map, key, out if out is not None or not isinstance(key, Mapping) else key)
+        if piece_map.compressed:
+            what, result = partial(_describe, "pull", piece_map), self._result_of(key, landing)
+            handle = self._compression.pull(what, piece_map, landing, result, rows=rows, at_least=at_least)
+            return handle.wait() if wait else self._in_background(handle)
         handle = self._begin(
             self._receiving("pull", piece_map, key, landing),
             lambda now_s: self._session.pull(piece_map.layout, now_s=now_s, at_least=at_least),
@@ -192,10 +233,18 @@ class Store:
         weight: float | None = None,
         wait: bool = True,
     ) -> Any:
-        """A push, and the values right after it was applied, in one trip. With wait=False a handle of them."""
+        """A push, and the values right after it was applied, in one trip. With wait=False a handle of them.
+
+        Of keys that are compressed it is a push and then a pull, so it waits.
+        """
         if wait and (found := self._fast.try_push_pull(key, value, out, weight)) is not None:
             return found
         piece_map = self._catalogue.piece_map(key, None)
+        if piece_map.compressed:
+            if not wait:
+                raise ConfigError(f"{_describe('push_pull', piece_map)} can't be left to wait for: it is compressed")
+            self.push(key, value, weight=weight, wait=True)
+            return self.pull(key if value is not None else list(keys_of(key)), out=out)
         views = sources(piece_map, key, value, "push_pull")
         landing = destinations(piece_map, key, out)
         handle = self._begin(
@@ -214,6 +263,28 @@ class Store:
             Pending(self._engine, lambda: f"configure of {key!r}", raise_if_refused),
             lambda now_s: self._session.configure(key, plain, from_round, now_s),
         ).wait()
+
+    # --- what compression has left out ---
+
+    def residuals(self) -> dict[str, Tensor]:
+        """What compression has left out of this client's pushes so far, by key: it is part of the next push. A program
+        that keeps its own checkpoints keeps it too; several workers' may be added up, and given to any of them."""
+        return self._compression.read_residuals()
+
+    def add_residuals(self, residuals: Mapping[str, Tensor]) -> None:
+        """The next pushes carry this too."""
+        for key, value in residuals.items():
+            piece_map = self._catalogue.piece_map(key, None)
+            sources(piece_map, key, value, "add_residuals")
+            if not piece_map.compressed:
+                raise ConfigError(f"{key!r} is not compressed, so nothing is ever left out of it")
+        self._compression.add_residuals(residuals)
+
+    def scale_residuals(self, factor: float, keys: Collection[str] | None = None) -> None:
+        """Where servers step by SGD and the learning rate changes: old / new, so that it counts what it would have."""
+        if not isfinite(factor):
+            raise ConfigError(f"residuals can't be scaled by {factor}; leave them as they are while the rate is 0")
+        self._compression.scale_residuals(factor, keys)
 
     # --- checkpoints ---
 
@@ -250,7 +321,10 @@ class Store:
         some shards went back, or none, so go on as before.
         """
         with self._engine.lock:
-            return self._session.rewind()
+            source = self._session.rewind()
+            if source is not None:
+                self._compression.forget()
+            return source
 
     # --- what is there ---
 
@@ -317,6 +391,7 @@ class Store:
         with self._engine.turn as session:
             until, told = session.announce_leave(now=now)
             self._engine.obey(told)
+            self._compression.until = until
         return until
 
     def wait_until_leave_is_known(self, timeout_s: float) -> None:
@@ -343,16 +418,19 @@ class Store:
         self._engine.leave_to_background()
         return handle
 
-    def _receiving(self, what: str, piece_map: PieceMap, keys: Keys, landing: Destination) -> Pending[Any]:
+    def _result_of(self, keys: Keys, landing: Destination) -> Callable[[Done[memoryview]], Any]:
         def finish(done: Done[memoryview]) -> Any:
             self.last = done
             raise_if_refused(done)
             return shape_like(keys, landing.result())
 
+        return finish
+
+    def _receiving(self, what: str, piece_map: PieceMap, keys: Keys, landing: Destination) -> Pending[Any]:
         def targets(shard: int) -> list[memoryview]:
             return landing.targets(*piece_map.of_shard[shard])
 
-        return Pending(self._engine, lambda: _describe(what, piece_map), finish, targets)
+        return Pending(self._engine, lambda: _describe(what, piece_map), self._result_of(keys, landing), targets)
 
 
 def _spec(name: str, value: Tensor | None, update: UpdateRule | None, delay: int | None, reject_nan: bool) -> KeySpec:

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from gradtide.store.wire.messages import Argument, KeySpec, Slot
 
-__all__ = ["Arguments", "Arithmetic", "BlockState", "Contribution"]
+__all__ = ["Arguments", "Arithmetic", "BlockState", "Contribution", "PublishedRounds"]
 
 V = TypeVar("V")
 Arguments = dict[str, Argument]
@@ -23,8 +23,31 @@ class Contribution(Generic[V]):
     value: V
 
 
+class PublishedRounds(Protocol[V]):
+    """What workers have of a block whose rounds go back encoded: less than its value."""
+
+    def close(self, round_: int) -> None:
+        """Every round up to this one is closed: those that are new are encoded, once and for all."""
+
+    def has_encoded(self, round_: int) -> bool:
+        """Can a worker be given this round encoded?"""
+
+    def encoded(self, round_: int) -> V:
+        """The bytes of a round; they never change."""
+
+    def seen(self, round_: int) -> int:
+        """The round whose values `whole` gives: this one, or the oldest that is still known."""
+
+    def whole(self, round_: int) -> V:
+        """The values that a worker has after this round, in memory of their own."""
+
+
 class BlockState(Protocol[V]):
     """The value of one block and whatever its update rule keeps beside it."""
+
+    @property
+    def published(self) -> PublishedRounds[V] | None:
+        """None: workers get the value itself."""
 
     def value(self) -> V:
         """The current value; the shell must send or copy it before the shard handles the next event."""

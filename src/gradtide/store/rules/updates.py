@@ -27,6 +27,8 @@ from gradtide.errors import ConfigError
 from gradtide.store.rules.arithmetic import Arguments, BlockState, Contribution
 from gradtide.store.rules.delayed_nesterov import DelayedNesterov
 from gradtide.store.rules.fused import may_fuse
+from gradtide.store.rules.codecs import check_compress
+from gradtide.store.rules.published import publishes, split_beside
 from gradtide.store.rules.reductions import SEMIRINGS, Semiring, reduce_in_order, same, trimmed_mean, weighted_mean
 from gradtide.store.rules.tensors import dtype_name
 from gradtide.store.wire.messages import Argument, KeySpec, Slot, UpdateRule
@@ -154,8 +156,9 @@ class TorchArithmetic:
     def __init__(self, semirings: Mapping[str, Semiring] | None = None) -> None:
         self._semirings = {**SEMIRINGS, **(semirings or {})}
 
-    def create(self, spec: KeySpec, value: Tensor) -> BlockState[Tensor]:
+    def create(self, spec: KeySpec, value: Tensor) -> "_Reduced | _Optimized":
         rule = spec.update
+        check_compress(spec, optimizer=rule.name in _OPTIMIZERS)
         if rule.name in _OPTIMIZERS:
             return _Optimized(spec, value)
         semiring = self._semirings.get(rule.name)
@@ -170,7 +173,7 @@ class TorchArithmetic:
         floats_only = rule.name in ("mean", "trimmed_mean") or (semiring is not None and semiring.floats_only)
         if floats_only and not value.is_floating_point():
             raise ConfigError(f"{spec.key!r} is {spec.dtype}, and {rule.name} needs a float dtype")
-        return _Reduced(rule, semiring, value)
+        return _Reduced(spec, semiring, value)
 
     def digest(self, value: Tensor) -> bytes:
         raw = value.detach().contiguous().view(torch.uint8).numpy()
@@ -190,8 +193,11 @@ class TorchArithmetic:
     ) -> BlockState[Tensor]:
         rule = UpdateRule(spec.update.name, arguments, spec.update.reduce)
         state = self.create(replace(spec, update=rule), value)
+        of_rule, published = split_beside(beside)
         if isinstance(state, _Optimized):
-            state.take(beside)
+            state.take(of_rule)
+        if published and state.published is not None:
+            state.published.take(published)
         return state
 
     def slot(self, value: Tensor) -> Slot:
@@ -206,12 +212,13 @@ class TorchArithmetic:
 class _Reduced:
     """A value that contributions replace or are combined into."""
 
-    def __init__(self, rule: UpdateRule, semiring: Semiring | None, value: Tensor) -> None:
-        self._rule = rule
+    def __init__(self, spec: KeySpec, semiring: Semiring | None, value: Tensor) -> None:
+        self._rule = rule = spec.update
         self._semiring = semiring
         self._value = value.clone()
         self._plain = semiring is not None and semiring.lift is same  # a contribution alone is itself
         self.is_plain_sum = self._plain and rule.name == "add"
+        self.published = publishes(spec, self.value)
 
     def value(self) -> Tensor:
         return self._value
@@ -237,6 +244,8 @@ class _Reduced:
         else:
             semiring = self._semiring
             self._value.copy_(semiring.finish(semiring.combine(semiring.lift(self._value), combined)))
+        if self.published is not None:
+            self.published.fresh = True
 
     def check(self, changes: Mapping[str, Argument]) -> None:
         _check(UpdateRule(self._rule.name, {**self._rule.arguments, **changes}, self._rule.reduce))
@@ -248,7 +257,7 @@ class _Reduced:
         return self._rule.arguments
 
     def beside(self) -> dict[str, Tensor]:
-        return {}
+        return {} if self.published is None else self.published.beside()
 
 
 def is_plain_sum(state: BlockState[Tensor]) -> bool:
@@ -265,6 +274,7 @@ class _Optimized:
         self._rule = spec.update
         self._parameter = torch.nn.Parameter(value.clone())
         self._optimizer = make_optimizer(spec.update, [self._parameter])
+        self.published = publishes(spec, self.value)
 
     def value(self) -> Tensor:
         return self._parameter.detach()
@@ -303,7 +313,8 @@ class _Optimized:
     def beside(self) -> dict[str, Tensor]:
         """Torch keeps all of an optimizer's state in tensors, or None where there is none yet."""
         state = self._optimizer.state.get(self._parameter, {})
-        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        found = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        return found if self.published is None else {**found, **self.published.beside()}
 
     def take(self, beside: Mapping[str, Tensor]) -> None:
         """The state that another server's optimizer had."""

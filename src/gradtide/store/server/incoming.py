@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gradtide.errors import FrameError
+from gradtide.errors import DataError, FrameError
+from gradtide.store.rules.codecs import BlockCodec, block_codec
 from gradtide.store.rules.tensors import DTYPES, bytes_of
 from gradtide.store.server.peers import Arriving
+from gradtide.store.shard.rounds import Block
 from gradtide.store.shard.shard_set import LAYOUTS_KEPT, ShardSet
-from gradtide.store.wire.messages import Init, Part, Pull, Push
+from gradtide.store.wire.messages import Init, Part, Piece, Pull, Push
 from gradtide.store.wire.placement import BLOCK_BYTES
 from gradtide.transport.connection import Connection
 
 if TYPE_CHECKING:
     from gradtide.store.server.fast.short import Short
 
-__all__ = ["Client", "Incoming", "PartShape", "PartShapes", "check_part", "land", "use_in_place"]
+__all__ = ["Client", "Incoming", "PartShape", "PartShapes", "check_part", "land", "restore_values", "use_in_place"]
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +33,7 @@ class PartShape:
     counts: tuple[int, ...]
     uniform: bool  # all of one dtype and small enough for one piece of memory
     passing: bool = False  # outside of rounds: applied when they are handed over, so their memory is free again
+    codecs: tuple[BlockCodec | None, ...] = ()  # by piece, where some are encoded
     short: "Short | None" = None  # how the fast path does it
 
 
@@ -116,6 +119,7 @@ def _find_shapes(
     """How the values of a request are received; and whether all of its keys are known, so that this can be kept."""
     made, all_known, passing = [], True, False
     for part in parts:
+        codecs: tuple[BlockCodec | None, ...] = ()
         if isinstance(message, Init):
             dtypes = [DTYPES.get(message.spec.dtype)] * len(part.pieces)
         else:
@@ -127,8 +131,37 @@ def _find_shapes(
             passing = passing and not shard_set.is_replicated  # else the log keeps them
             # An unknown key will be refused when it has arrived; until then its bytes are just bytes.
             dtypes = [DTYPES[block.spec.dtype] if block else None for block in known]
-        made.append(check_part(part, dtypes, isinstance(message, Init), passing))
+            if any(piece.encoded for piece in part.pieces):
+                codecs = tuple(map(_find_codec, part.pieces, known))
+                dtypes = [dtype if codec is None else torch.uint8 for dtype, codec in zip(dtypes, codecs, strict=True)]
+        shape = check_part(part, dtypes, isinstance(message, Init), passing)
+        shape.codecs = codecs
+        made.append(shape)
     return tuple(made), all_known
+
+
+def _find_codec(piece: Piece, block: Block[Tensor] | None) -> BlockCodec | None:
+    """Of a piece that is encoded: it is a whole block, and as long as its codec makes it."""
+    if block is None or not piece.encoded:
+        return None
+    codec = block_codec(block.spec, block.elements)
+    if codec is None:
+        raise FrameError(f"it sent {piece.key!r} encoded, which is not compressed")
+    if piece.start or piece.count != block.elements or piece.size_bytes != codec.size_bytes:
+        raise FrameError(f"it sent an encoded piece of {piece.key!r} that is no whole block, or not as long as one is")
+    return codec
+
+
+def restore_values(shape: PartShape, values: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The values that were sent, where some of them are encoded; raises FrameError where they make no sense."""
+    if not any(shape.codecs):
+        return values
+    try:
+        return [
+            value if codec is None else codec.read(value) for codec, value in zip(shape.codecs, values, strict=True)
+        ]
+    except DataError as error:
+        raise FrameError(str(error)) from None
 
 
 def check_part(part: Part, dtypes: Sequence[torch.dtype | None], must_know: bool, passing: bool = False) -> PartShape:
@@ -140,10 +173,10 @@ def check_part(part: Part, dtypes: Sequence[torch.dtype | None], must_know: bool
             raise FrameError("it sent a piece that is larger than a block, or negative")
         if dtype is None and must_know:
             raise FrameError("it sent values of a dtype that the store does not have")
-        if dtype is not None and size != piece.count * dtype.itemsize:
+        if dtype is not None and not piece.encoded and size != piece.count * dtype.itemsize:
             raise FrameError("it sent a piece whose bytes don't match its dtype")
         chosen.append(dtype or torch.uint8)
-        counts.append(piece.count if dtype else size)
+        counts.append(piece.count if dtype and not piece.encoded else size)
     total = sum(piece.size_bytes for piece in part.pieces)
     uniform = len(set(chosen)) == 1 and total <= BLOCK_BYTES
     return PartShape(part, total, tuple(chosen), tuple(counts), uniform, passing)

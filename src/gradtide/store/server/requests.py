@@ -13,7 +13,7 @@ from gradtide.errors import FrameError
 from gradtide.store.rules.tensors import bytes_of
 from gradtide.store.server.fast import ServerFastPath
 from gradtide.store.server.granting import Granting
-from gradtide.store.server.incoming import Client, Incoming, PartShape, PartShapes, check_part, land
+from gradtide.store.server.incoming import Client, Incoming, PartShape, PartShapes, check_part, land, restore_values
 from gradtide.store.server.outgoing import Outgoing
 from gradtide.store.shard.shard_events import Answer
 from gradtide.store.shard.shard_set import ShardSet
@@ -125,10 +125,22 @@ class Requests:
             refused = Refused(message.sequence, -1, "epoch", "the table of servers has changed", self._shard_set.epoch)
             self._outgoing.deliver([Answer(message.client, refused)])
             return
+        if self._came_too_early(shape):  # its keys were not known when it began, so nobody could decode it
+            refused = Refused(message.sequence, shape.part.shard, "busy", "a key was just initialised")
+            self._outgoing.deliver([Answer(message.client, refused)])
+            return
+        values = restore_values(shape, values)
         self._outgoing.keep(shape.part.shard)
         if not self._fast.try_part(client, message, index, shape, values):
             self._deliver(client, message, index, shape, values)
         self._granting.give_back(client)
+
+    def _came_too_early(self, shape: PartShape) -> bool:
+        shard = self._shard_set.shards.get(shape.part.shard)
+        return any(
+            piece.encoded and codec is None and shard is not None and (piece.key, piece.block) in shard.blocks
+            for piece, codec in zip(shape.part.pieces, shape.codecs, strict=False)
+        )
 
     def _deliver(
         self, client: Client, message: Push | Init, index: int, shape: PartShape, values: Sequence[Tensor]

@@ -52,7 +52,7 @@ def _replay_step(shard: Shard[V], step: Step, values: Iterator[V]) -> None:
         case Came():
             shard.blocks[step.key, step.block].come_by_without_push(step.worker, step.round)
         case RoundsClosed():
-            shard.blocks[step.key, step.block].closed = step.round
+            shard.blocks[step.key, step.block].end(step.round)
         case Configured():
             for (key, _), block in shard.blocks.items():
                 if key == step.key:

@@ -10,8 +10,10 @@ __all__ = [
     "beyond_block",
     "change_too_late",
     "change_without_rounds",
+    "compressed_push_pull",
     "differs",
     "not_a_number",
+    "not_encoded",
     "not_member",
     "other_values",
     "stale",
@@ -60,6 +62,14 @@ def beyond_block(piece: Piece, elements: int, client: str) -> Refusal:
 
 def not_a_number(key: str, client: str) -> Refusal:
     return Refusal("nan", f"{client} pushes NaN to {key!r}, which rejects it; nothing changed: skip this step")
+
+
+def not_encoded(piece: Piece, client: str) -> Refusal:
+    return Refusal("whole", f"{client} asks for a round of {piece.key!r} that is not kept encoded; pull it whole")
+
+
+def compressed_push_pull(key: str, client: str) -> Refusal:
+    return Refusal("rule", f"{client} pushes to {key!r} and pulls it in one request, but it is compressed; pull later")
 
 
 def not_member(client: str, worker: int) -> Refusal:

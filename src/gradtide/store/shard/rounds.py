@@ -52,6 +52,15 @@ class Block(Generic[V]):
         """May a worker begin this step with the value as it is?"""
         return self.spec.delay is None or self.closed >= step - 1 - self.spec.delay
 
+    def given(self, step: int) -> int:
+        """The round after which a worker that begins this step is given the values of a compressed key."""
+        return step - 1 - self.delay
+
+    def seen(self, step: int) -> int:
+        """The last round that is in what a worker is given for this step."""
+        published = self.state.published
+        return self.closed if published is None or not step else min(self.closed, published.seen(self.given(step)))
+
     def is_too_early(self, round_: int, worker: int) -> bool:
         """Would this contribution wait in memory beyond its bound? Rounds that nobody pushed for hold nothing."""
         held = sum(worker in slots for slots in self.open.values())
@@ -100,8 +109,18 @@ class Block(Generic[V]):
         closing = Closing([self._close(round_) for round_ in ready])
         if frontier > self.closed:
             closing.beyond = frontier > max(ready, default=0)
-            self.closed = frontier
+            self.end(frontier)
         return closing
+
+    def end(self, round_: int) -> None:
+        """Every round up to this one is closed."""
+        self.closed = round_
+        self._publish(round_)
+
+    def _publish(self, round_: int) -> None:
+        published = self.state.published
+        if published is not None:
+            published.close(round_)
 
     def retain(self, workers: Iterable[int]) -> None:
         """Forget how far those who left had come."""
@@ -128,8 +147,10 @@ class Block(Generic[V]):
     def _close(self, round_: int) -> tuple[int, V, tuple[int, ...]]:
         slots = self.open.pop(round_)
         workers = tuple(sorted(slots))
+        self._publish(round_ - 1)
         combined = self._combine(round_, [slots[worker] for worker in workers])
         self.state.apply(combined)
+        self._publish(round_)
         self._note(round_, workers)
         return round_, combined, workers
 
@@ -151,11 +172,12 @@ class Block(Generic[V]):
     def replay(self, step: Updated, combined: V) -> None:
         """The update that the primary made."""
         if step.round:
+            self._publish(step.round - 1)
             self._take_changes(step.round)
         self.state.apply(combined)
         if step.round:
             self._note(step.round, step.workers)
-            self.closed = step.round
+            self.end(step.round)
 
     def forget_what_is_open(self) -> None:
         """Contributions to open rounds are the primary's alone; who pushed them will push them again."""

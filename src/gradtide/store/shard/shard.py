@@ -223,6 +223,8 @@ class Shard(Generic[V]):
             block = self._find(piece, event.request.client)
             if piece.start or piece.count != block.elements:
                 raise refusals.wrong_size(piece, block.elements, event.request.client)
+            if event.request.pull and block.state.published is not None:
+                raise refusals.compressed_push_pull(piece.key, event.request.client)
             if block.spec.reject_nan and self.arithmetic.has_nan(value):
                 raise refusals.not_a_number(piece.key, event.request.client)
             if block.spec.delay is not None:
@@ -325,8 +327,12 @@ class Shard(Generic[V]):
             return self._refuse(request, refusal), []
         if self.version < event.at_least or not all(block.may_start(request.round) for block in blocks):
             return None, touched
+        try:
+            values = tuple(self._value(piece, request) for piece in event.part.pieces)
+        except Refusal as refusal:
+            return self._refuse(request, refusal), touched
         reply = Pulled(request.sequence, self.number, self.version, *_progress_of(blocks, request.round))
-        return Answer(request.client, reply, self._values(event.part)), touched
+        return Answer(request.client, reply, values), touched
 
     def _come_by(self, event: PullPart) -> list[tuple[str, int]]:
         """A pull of a step says that its worker has pushed all it will for the rounds before; the blocks it frees."""
@@ -372,7 +378,7 @@ class Shard(Generic[V]):
         ended = []
         for name, block in self.blocks.items():
             if block.spec.delay is not None and block.closed < round_ and all(open_ > round_ for open_ in block.open):
-                block.closed = round_
+                block.end(round_)
                 self._note(RoundsClosed(*name, round_))
                 ended.append(name)
         return self._progress(ended)
@@ -436,9 +442,15 @@ class Shard(Generic[V]):
     def _values(self, part: Part) -> tuple[V, ...]:
         return tuple(self._value(piece) for piece in part.pieces)
 
-    def _value(self, piece: Piece) -> V:
+    def _value(self, piece: Piece, pull: Pull | None = None) -> V:
+        """What is there; or what the pull of a worker is given, in the rounds of a key that is compressed."""
         block = self.blocks[piece.key, piece.block]
-        value = block.state.value()
+        published = block.state.published if pull is not None and pull.round else None
+        if pull is not None and piece.encoded:
+            if published is None or not published.has_encoded(block.given(pull.round)):
+                raise refusals.not_encoded(piece, pull.client)
+            return published.encoded(block.given(pull.round))
+        value = block.state.value() if pull is None or published is None else published.whole(block.given(pull.round))
         whole = piece.start == 0 and piece.count == block.elements
         return value if whole else self.arithmetic.part(value, piece.start, piece.count)
 
@@ -473,6 +485,6 @@ def _check_change(block: Block[V], request: Configure) -> None:
 
 def _progress_of(blocks: list[Block[V]], step: int) -> tuple[int, int]:
     """The last round that is closed on all of them, and how many before `step` are missing on one."""
-    in_rounds = [block.closed for block in blocks if block.spec.delay is not None]
+    in_rounds = [block.seen(step) for block in blocks if block.spec.delay is not None]
     closed = min(in_rounds, default=0)
     return closed, max(0, step - 1 - closed) if in_rounds and step else 0

@@ -1,6 +1,6 @@
 """Which pieces of which keys a request moves, by shard, and how they split over the servers of a table."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeVar
@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 from gradtide.store.wire.messages import KeySpec, Part, Piece, Table, layout_name
 from gradtide.store.wire.placement import block_count, block_elements, shard_of
 
-__all__ = ["ITEM_BYTES", "Gathered", "Layout", "ServerShare", "build_layout", "pieces_of"]
+__all__ = ["ITEM_BYTES", "EncodedBytes", "Gathered", "Layout", "ServerShare", "build_layout", "pieces_of"]
 
 V = TypeVar("V")
+EncodedBytes = Callable[[KeySpec, int], int | None]  # of so many elements; None: they go as they are
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
@@ -74,8 +75,9 @@ class Layout:
         return known
 
 
-def pieces_of(spec: KeySpec, rows: slice | None = None) -> list[Piece]:
-    """A key cut into blocks; with `rows`, only the blocks that these rows (of the first dimension) touch."""
+def pieces_of(spec: KeySpec, rows: slice | None = None, encoded_bytes: EncodedBytes | None = None) -> list[Piece]:
+    """A key cut into blocks; with `rows`, only the blocks that these rows (of the first dimension) touch. With
+    `encoded_bytes` they are encoded, where that makes them smaller."""
     item_bytes = ITEM_BYTES[spec.dtype]
     per_block = block_elements(item_bytes)
     start, stop = 0, prod(spec.shape)
@@ -86,19 +88,21 @@ def pieces_of(spec: KeySpec, rows: slice | None = None) -> list[Piece]:
     pieces: list[Piece] = []
     for block in range(start // per_block, max(block_count(stop, item_bytes), start // per_block + 1)):
         low, high = max(start, block * per_block), min(stop, (block + 1) * per_block)
-        pieces.append(Piece(spec.key, block, low - block * per_block, high - low, (high - low) * item_bytes))
+        small = encoded_bytes(spec, high - low) if encoded_bytes is not None else None
+        size_bytes = (high - low) * item_bytes if small is None else small
+        pieces.append(Piece(spec.key, block, low - block * per_block, high - low, size_bytes, small is not None))
     return pieces
 
 
-def build_layout(keys: Iterable[tuple[KeySpec, slice | None]]) -> Layout:
+def build_layout(keys: Iterable[tuple[KeySpec, slice | None, EncodedBytes | None]]) -> Layout:
     """The layout of a set of keys."""
     chosen = list(keys)
     by_shard: dict[int, list[Piece]] = {}
-    for spec, rows in chosen:
-        for piece in pieces_of(spec, rows):
+    for spec, rows, encoded_bytes in chosen:
+        for piece in pieces_of(spec, rows, encoded_bytes):
             by_shard.setdefault(shard_of(piece.key, piece.block), []).append(piece)
     parts = tuple(Part(shard, tuple(by_shard[shard])) for shard in sorted(by_shard))
-    return Layout(tuple(spec.key for spec, _ in chosen), parts, tuple(piece for part in parts for piece in part.pieces))
+    return Layout(tuple(spec.key for spec, _, _ in chosen), parts, tuple(piece for part in parts for piece in part.pieces))
 
 
 def _split(parts: tuple[Part, ...], owners: Sequence[int]) -> Iterable[ServerShare]:

@@ -52,6 +52,8 @@ class Exact:
         self.rate = 1
         self.current = value
 
+    published = None  # nothing is compressed here
+
     def value(self) -> Number:
         return self.current
 

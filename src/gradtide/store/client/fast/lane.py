@@ -9,7 +9,7 @@ from torch import Tensor
 from gradtide.errors import CommunicationError
 from gradtide.store.client.pending import Pending
 from gradtide.store.client.session import Session
-from gradtide.store.client.values import Destination, PieceMap
+from gradtide.store.client.tensors.values import Destination, PieceMap
 from gradtide.store.rules.tensors import bytes_of
 from gradtide.store.wire.layouts import Layout
 from gradtide.store.wire.message_templates import Template

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradtide.store.client.fast.lane import Lane
 from gradtide.store.client.pending import Pending
-from gradtide.store.client.values import Destination, Keys, PieceMap
+from gradtide.store.client.tensors.values import Destination, Keys, PieceMap
 
 if TYPE_CHECKING:
     from gradtide.store.client.catalogue import Catalogue
@@ -61,5 +61,6 @@ def _is_small(piece_map: PieceMap) -> bool:
     return (
         piece_map.whole
         and piece_map.specs[0].delay is None
+        and not piece_map.specs[0].compress
         and 0 < piece_map.layout.pieces[0].size_bytes <= _SMALL_BYTES
     )

@@ -83,7 +83,7 @@ def find_short(table: Table | None, shard: Shard[Tensor] | None, part: Part) -> 
     blocks = [shard.blocks.get((piece.key, piece.block)) for piece in part.pieces]
     states = []
     for block, piece in zip(blocks, part.pieces, strict=True):
-        if block is None or block.spec.delay is not None or block.spec.reject_nan:
+        if block is None or block.spec.delay is not None or block.spec.reject_nan or block.spec.compress:
             return None
         if piece.start or piece.count != block.elements or not piece.count:
             return None

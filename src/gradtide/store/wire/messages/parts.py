@@ -40,6 +40,7 @@ class KeySpec(Wire, frozen=True):
     update: UpdateRule
     delay: int | None = None  # None: async; 0: bsp; k: bounded:k
     reject_nan: bool = False
+    compress: str = ""  # how its values are made smaller on their way, as Compress says it; "": not at all
 
 
 class Piece(Wire, frozen=True):
@@ -49,7 +50,8 @@ class Piece(Wire, frozen=True):
     block: int
     start: int
     count: int
-    size_bytes: int
+    size_bytes: int  # of what follows the message
+    encoded: bool = False  # by the codec of its key
 
 
 class Part(Wire, frozen=True):

@@ -145,6 +145,7 @@ Reason = Literal[
     "rule",  # the update rule refuses these arguments
     "passed",  # a round that was to be cut at is closed already
     "cut",  # a checkpoint could not be taken
+    "whole",  # of this round there is nothing encoded to give: pull the values whole
     "rolled_back",  # more servers died than there were replicas: what was there is gone
 ]
 

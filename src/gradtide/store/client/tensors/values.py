@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradtide.errors import ConfigError, StoreError
-from gradtide.store.client.packed import Packed, pack
+from gradtide.store.client.tensors.packed import Packed, pack
 from gradtide.store.rules.tensors import DTYPES, bytes_of, dtype_name
 from gradtide.store.wire.layouts import ITEM_BYTES, Gathered, Layout
 from gradtide.store.wire.messages import KeySpec
@@ -33,6 +33,7 @@ class PieceMap:
     of_shard: dict[int, tuple[int, int]]  # the pieces of a shard: from, to
     whole: bool  # one key, one piece: the tensor's memory is the piece
     packed: Packed | None  # many keys, one piece each
+    compressed: bool  # some of its keys are
 
 
 def make_piece_map(layout: Layout, specs: Sequence[KeySpec], rows: slice | None) -> PieceMap:
@@ -51,7 +52,9 @@ def make_piece_map(layout: Layout, specs: Sequence[KeySpec], rows: slice | None)
         first += len(part.pieces)
     dtypes = tuple(DTYPES[spec.dtype] for spec in specs)
     packed = pack(layout, places, shapes, set(dtypes))
-    return PieceMap(layout, tuple(specs), dtypes, shapes, tuple(places), of_shard, len(places) == 1, packed)
+    compressed = any(spec.compress for spec in specs)
+    whole = len(places) == 1
+    return PieceMap(layout, tuple(specs), dtypes, shapes, tuple(places), of_shard, whole, packed, compressed)
 
 
 def _rows_of(spec: KeySpec, rows: slice | None) -> tuple[int, ...]:
