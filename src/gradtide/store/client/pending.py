@@ -20,7 +20,7 @@ from gradtide.store.client.operations import Done
 if TYPE_CHECKING:
     from gradtide.store.client.engine import Engine, Start
 
-__all__ = ["Again", "Pending", "raise_if_refused"]
+__all__ = ["AskAgain", "Pending", "raise_if_refused"]
 
 T = TypeVar("T")
 _ERRORS: dict[str, type[StoreError]] = {
@@ -32,7 +32,7 @@ _ERRORS: dict[str, type[StoreError]] = {
 }
 
 
-class Again(Exception):
+class AskAgain(Exception):
     """What was asked for must be asked for in another way: `begin` does."""
 
     def __init__(self, begin: "Start") -> None:
@@ -104,7 +104,7 @@ class Pending(Handle[T], Generic[T]):
         self.report = result
         try:
             self._result = self._convert(result)
-        except Again as again:
+        except AskAgain as again:
             self._engine.start(self, again.begin)
             return
         except Exception as error:  # for who waits, not for who receives

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from gradtide.checkpoint.shelf import Taken
+from gradtide.compress import Compress
 from gradtide.errors import ConfigError, PeerTimeout
 from gradtide.events import Emit, ignore
 from gradtide.handle import Handle
@@ -39,7 +40,7 @@ from gradtide.store.client.tensors.values import (
     shape_like,
     sources,
 )
-from gradtide.store.rules.codecs import check_compress, encoded_bytes
+from gradtide.store.rules.codecs import check_compress, encoded_bytes, name_of
 from gradtide.store.rules.consistency import parse_consistency
 from gradtide.store.rules.tensors import bytes_of, dtype_name
 from gradtide.store.rules.updates import is_optimizer, plain_argument
@@ -116,7 +117,7 @@ class Store:
         update: UpdateRule | None = None,
         consistency: str | None = None,
         reject_nan: bool = False,
-        compress: str = "",
+        compress: str | Compress | None = None,
     ) -> None:
         """Creates a key, or several. The same again is fine; other values, shape, dtype or update rule are refused.
 
@@ -126,7 +127,7 @@ class Store:
         delay = self._delay if consistency is None else parse_consistency(consistency)
         handles = []
         for name, tensor in named.items():
-            spec = replace(_spec(name, tensor, update, delay, reject_nan), compress=compress)
+            spec = replace(_spec(name, tensor, update, delay, reject_nan), compress=name_of(compress))
             check_compress(spec, optimizer=is_optimizer(spec.update))
             handles.append(self._init(spec, tensor))
             while len(handles) > 64:

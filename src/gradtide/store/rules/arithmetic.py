@@ -12,6 +12,7 @@ from gradtide.store.wire.messages import Argument, KeySpec, Slot
 __all__ = ["Arguments", "Arithmetic", "BlockState", "Contribution", "PublishedRounds"]
 
 V = TypeVar("V")
+V_co = TypeVar("V_co", covariant=True)
 Arguments = dict[str, Argument]
 
 
@@ -23,7 +24,7 @@ class Contribution(Generic[V]):
     value: V
 
 
-class PublishedRounds(Protocol[V]):
+class PublishedRounds(Protocol[V_co]):
     """What workers have of a block whose rounds go back encoded: less than its value."""
 
     def close(self, round_: int) -> None:
@@ -32,13 +33,13 @@ class PublishedRounds(Protocol[V]):
     def has_encoded(self, round_: int) -> bool:
         """Can a worker be given this round encoded?"""
 
-    def encoded(self, round_: int) -> V:
+    def encoded(self, round_: int) -> V_co:
         """The bytes of a round; they never change."""
 
     def seen(self, round_: int) -> int:
         """The round whose values `whole` gives: this one, or the oldest that is still known."""
 
-    def whole(self, round_: int) -> V:
+    def whole(self, round_: int) -> V_co:
         """The values that a worker has after this round, in memory of their own."""
 
 

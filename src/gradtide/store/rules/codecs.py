@@ -1,24 +1,37 @@
 """How the blocks of a compressed key are encoded: by the codec that its spec names, if that makes them smaller."""
 
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from math import isfinite
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gradtide.compress import Compress
+from gradtide.compress import AUTO, CODECS, Compress, as_compress
 from gradtide.compress.codec import Codec, Layout
+from gradtide.compress.payload import is_finite
 from gradtide.errors import ConfigError
+from gradtide.store.rules.tensors import DTYPES
 from gradtide.store.wire.layouts import ITEM_BYTES
 from gradtide.store.wire.messages import KeySpec
 
-__all__ = ["BlockCodec", "answers_whole", "block_codec", "check_compress", "draw_of", "encoded_bytes", "is_finite"]
+__all__ = [
+    "BlockCodec",
+    "answers_whole",
+    "block_codec",
+    "check_compress",
+    "draw_of",
+    "encoded_bytes",
+    "is_ready",
+    "name_of",
+]
 
 _WHOLE = ("mean", "trimmed_mean")  # rules whose value is new in every round
 _DTYPES = ("float32", "float64")
+_MOST_DELAY = 64  # so many encoded rounds are kept
+_making, _made = threading.Lock(), dict[tuple[str, str], threading.Thread]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +47,12 @@ class BlockCodec:
         """Whether what is left out is to be sent later."""
         return self.codec.feedback
 
-    def encode(self, values: Tensor, draw: int) -> Tensor:
-        """What stands for these values. With feedback, what it leaves out stays in them; else they are used up."""
-        body = np.empty(self.size_bytes, np.uint8)
-        self.codec.encode(values.numpy(), self.layout, body, draw)
-        return torch.from_numpy(body)
+    def encode(self, values: Tensor, draw: int) -> Tensor | None:
+        """What stands for these values; with feedback, what it leaves out stays in them. None, and they stay as they
+        are, where one is not finite, or beyond the codec."""
+        given, body = values.numpy(), np.empty(self.size_bytes, np.uint8)
+        done = is_finite(given) and self.codec.encode(given, self.layout, body, draw)
+        return torch.from_numpy(body) if done else None
 
     def decode(self, body: Tensor, out: Tensor, *, add: bool) -> None:
         """Of what was encoded here."""
@@ -78,7 +92,21 @@ def _block_codec(compress: str, dtype: str, count: int) -> BlockCodec | None:
 
 @lru_cache(maxsize=64)
 def _codec(compress: str) -> Codec:
-    return Compress.parse(compress).codec()
+    settings = as_compress(compress)
+    assert settings is not None
+    return settings.make()
+
+
+def name_of(compress: str | Compress | None) -> str:
+    """As a key's spec has it."""
+    settings = as_compress(compress) if compress != "" else None
+    if settings is None:
+        return ""
+    if settings.codec == AUTO:
+        raise ConfigError("compress='auto' is for a model, whose way is known; name a codec for a key")
+    if settings.after:
+        raise ConfigError(f"{settings!r}: servers compress from the first round on; leave after= out")
+    return str(settings)
 
 
 def check_compress(spec: KeySpec, *, optimizer: bool) -> None:
@@ -99,11 +127,38 @@ def check_compress(spec: KeySpec, *, optimizer: bool) -> None:
             f"{spec.key!r} is updated by {spec.update.name!r}; compress= goes with optimizers, 'add', 'mean' and "
             "'trimmed_mean'"
         )
+    if spec.delay is not None and spec.delay > _MOST_DELAY:
+        raise ConfigError(
+            f"{spec.key!r}: bounded:{spec.delay} would keep as many encoded rounds; with compress= it goes up to "
+            f"bounded:{_MOST_DELAY}"
+        )
     if name == "onebit" and spec.update.name in ("adam", "adamw"):
         raise ConfigError(
             f"{spec.key!r}: onebit with {spec.update.name} does not converge, as its second moments see signs alone; "
             "use sgd, or int8"
         )
+
+
+def is_ready(spec: KeySpec) -> bool:
+    """Whether its codec can be used at once. Kernels are compiled, or loaded, when they are first used, which may take
+    longer than a server may be silent: so a thread of its own does that, from the first time on that this is asked."""
+    name = spec.compress.partition(":")[0], spec.dtype
+    if name[0] not in CODECS or spec.dtype not in _DTYPES:
+        return True  # whoever looks at what it wants says what is wrong with it
+    with _making:
+        if name not in _made:
+            _made[name] = threading.Thread(target=_make_ready, args=name, name="gradtide-codec", daemon=True)
+            _made[name].start()
+        return not _made[name].is_alive()
+
+
+def _make_ready(compress: str, dtype: str) -> None:
+    codec = _block_codec(compress, dtype, 4096)
+    if codec is not None:
+        values = torch.ones(4096, dtype=DTYPES[dtype])
+        body = codec.encode(values, 0)
+        assert body is not None
+        codec.decode(body, codec.read(body), add=True)
 
 
 def answers_whole(spec: KeySpec) -> bool:
@@ -119,11 +174,3 @@ def draw_of(*what: object) -> int:
 def _aligned(body: Tensor) -> Tensor:
     """Kernels read numbers where numbers lie."""
     return body.clone() if body.data_ptr() % 8 else body
-
-
-def is_finite(values: Tensor) -> bool:
-    """Are all of them?"""
-    if not values.numel():
-        return True
-    least, most = torch.aminmax(values)
-    return isfinite(float(least)) and isfinite(float(most))

@@ -11,10 +11,9 @@ What is not finite can't be encoded: of such a round the values themselves are k
 
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor
 
-from gradtide.store.rules.codecs import BlockCodec, answers_whole, block_codec, draw_of, is_finite
+from gradtide.store.rules.codecs import BlockCodec, answers_whole, block_codec, draw_of, is_ready
 from gradtide.store.wire.messages import KeySpec
 
 __all__ = ["Published", "publishes", "split_beside"]
@@ -29,6 +28,7 @@ class Published:
 
     def __init__(self, spec: KeySpec, codec: BlockCodec, value: Callable[[], Tensor]) -> None:
         assert spec.delay is not None
+        is_ready(spec)  # on a replica, which has until the first round closes
         self._key, self._delay, self._codec, self._value = spec.key, spec.delay, codec, value
         self._differences = not answers_whole(spec)
         self.fresh = False
@@ -55,13 +55,7 @@ class Published:
         self._closed = max(self._closed, round_)
 
     def _add_difference(self, round_: int) -> None:
-        value = self._value()
-        difference = value - self._tip
-        if is_finite(difference):
-            self._rounds[round_] = self._codec.encode(difference, draw_of(self._key, round_))
-        else:
-            self._rounds[round_] = value.clone()
-            self._whole.add(round_)
+        self._keep(round_, self._codec.encode(self._value() - self._tip, draw_of(self._key, round_)))
         self._put(self._tip, round_)
 
     def _add_average(self, round_: int) -> None:
@@ -73,14 +67,17 @@ class Published:
                 self._whole.add(round_)
             return
         answer = self._value().clone() if self._residual is None else self._value() + self._residual
-        if self.fresh and is_finite(answer):
-            self._rounds[round_] = self._codec.encode(answer, draw_of(self._key, round_))
-            self._residual = answer if self._codec.feedback else None
-        else:
-            self._rounds[round_] = self._value().clone()
-            self._whole.add(round_)
+        encoded = self._codec.encode(answer, draw_of(self._key, round_)) if self.fresh else None
+        self._keep(round_, encoded)
+        if encoded is not None and self._codec.feedback:
+            self._residual = answer
         self.fresh = False
         self._put(self._tip, round_)
+
+    def _keep(self, round_: int, encoded: Tensor | None) -> None:
+        if encoded is None:
+            self._whole.add(round_)
+        self._rounds[round_] = self._value().clone() if encoded is None else encoded
 
     def _put(self, values: Tensor, round_: int) -> None:
         """What a worker does with the answer of a round."""

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from gradtide.errors import ConfigError
 from gradtide.store.rules.arithmetic import Arguments, BlockState, Contribution
+from gradtide.store.rules.codecs import check_compress
 from gradtide.store.rules.delayed_nesterov import DelayedNesterov
 from gradtide.store.rules.fused import may_fuse
-from gradtide.store.rules.codecs import check_compress
 from gradtide.store.rules.published import publishes, split_beside
 from gradtide.store.rules.reductions import SEMIRINGS, Semiring, reduce_in_order, same, trimmed_mean, weighted_mean
 from gradtide.store.rules.tensors import dtype_name

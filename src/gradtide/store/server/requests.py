@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradtide.errors import FrameError
+from gradtide.store.rules.codecs import is_ready
 from gradtide.store.rules.tensors import bytes_of
 from gradtide.store.server.fast import ServerFastPath
 from gradtide.store.server.granting import Granting
@@ -125,8 +126,8 @@ class Requests:
             refused = Refused(message.sequence, -1, "epoch", "the table of servers has changed", self._shard_set.epoch)
             self._outgoing.deliver([Answer(message.client, refused)])
             return
-        if self._came_too_early(shape):  # its keys were not known when it began, so nobody could decode it
-            refused = Refused(message.sequence, shape.part.shard, "busy", "a key was just initialised")
+        if self._is_too_early(message, shape):
+            refused = Refused(message.sequence, shape.part.shard, "busy", "codecs are being made ready")
             self._outgoing.deliver([Answer(message.client, refused)])
             return
         values = restore_values(shape, values)
@@ -135,7 +136,11 @@ class Requests:
             self._deliver(client, message, index, shape, values)
         self._granting.give_back(client)
 
-    def _came_too_early(self, shape: PartShape) -> bool:
+    def _is_too_early(self, message: Push | Init, shape: PartShape) -> bool:
+        """Whether the codec of a new key is not there yet; or a push began before its key was known, so that nobody can
+        decode it."""
+        if isinstance(message, Init):
+            return not is_ready(message.spec)
         shard = self._shard_set.shards.get(shape.part.shard)
         return any(
             piece.encoded and codec is None and shard is not None and (piece.key, piece.block) in shard.blocks

@@ -102,7 +102,9 @@ def build_layout(keys: Iterable[tuple[KeySpec, slice | None, EncodedBytes | None
         for piece in pieces_of(spec, rows, encoded_bytes):
             by_shard.setdefault(shard_of(piece.key, piece.block), []).append(piece)
     parts = tuple(Part(shard, tuple(by_shard[shard])) for shard in sorted(by_shard))
-    return Layout(tuple(spec.key for spec, _, _ in chosen), parts, tuple(piece for part in parts for piece in part.pieces))
+    return Layout(
+        tuple(spec.key for spec, _, _ in chosen), parts, tuple(piece for part in parts for piece in part.pieces)
+    )
 
 
 def _split(parts: tuple[Part, ...], owners: Sequence[int]) -> Iterable[ServerShare]:

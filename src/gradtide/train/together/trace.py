@@ -23,7 +23,6 @@ def write_trace(path: Path, logs: Mapping[int, Sequence[Timed]], name: str) -> N
 def trace(logs: Mapping[int, Sequence[Timed]], name: str) -> dict[str, Any]:
     """The trace as plain data; each step's end is marked on its worker's row with what it saw, and so are changes of
     who takes how much of a batch."""
-
     began_s = first_s(logs.values())
     found = [_metadata("process_name", 0, {"name": name})]
     for rank, log in sorted(logs.items()):

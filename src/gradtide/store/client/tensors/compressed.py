@@ -16,9 +16,9 @@ from torch import Tensor
 from gradtide.errors import DataError, FrameError, PeerTimeout
 from gradtide.store.client.engine import Engine
 from gradtide.store.client.operations import Done
-from gradtide.store.client.pending import Again, Pending, raise_if_refused
-from gradtide.store.client.tensors.copies import Copies, Copy
-from gradtide.store.client.tensors.residuals import Change, Residuals, Shrunk, shrink
+from gradtide.store.client.pending import AskAgain, Pending, raise_if_refused
+from gradtide.store.client.tensors.copies import RoundCopies, RoundCopy
+from gradtide.store.client.tensors.residuals import Change, PushResiduals, Shrunk, shrink
 from gradtide.store.client.tensors.values import Destination, PieceMap
 from gradtide.store.rules.codecs import BlockCodec, answers_whole, block_codec, draw_of
 from gradtide.store.rules.tensors import DTYPES, bytes_of
@@ -48,7 +48,7 @@ class Compression:
         self._pushing = threading.Lock()  # one after the other: each begins with what the one before has left
         self._count = 0  # of pushes outside of rounds
         self._pulls: dict[str, Pending[Any]] = {}  # by key: the last pull in rounds
-        self.residuals, self.copies = Residuals(), Copies()
+        self.residuals, self.copies = PushResiduals(), RoundCopies()
         self.until = 0  # the first round without this worker, once it has said that it goes
 
     # --- push ---
@@ -155,7 +155,7 @@ class Compression:
 
         def finish(done: Done[memoryview]) -> Any:
             if done.refused is not None and done.refused.reason == "whole" and not receiving.whole:
-                raise Again(again)
+                raise AskAgain(again)
             for key in keys:
                 if self._pulls.get(key) is pending:
                     del self._pulls[key]
@@ -268,7 +268,7 @@ class _Receiving:
             if i in self._bodies:
                 target.copy_(values)
             if not answers_whole(spec) and not self._leaves:
-                copy = Copy(self._round(spec), self._lost(i), values)
+                copy = RoundCopy(self._round(spec), self._lost(i), values)
                 self._owner.copies.put((piece.key, piece.block), copy)
 
     def _decode(self, i: int, codec: BlockCodec) -> Tensor:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-__all__ = ["Copies", "Copy"]
+__all__ = ["RoundCopies", "RoundCopy"]
 
 Name = tuple[str, int]  # key, block
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class RoundCopy:
     """The values after a round. `lost`: the epoch in which the shard last lost something, as it was known then."""
 
     round: int
@@ -24,17 +24,17 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Copies:
+class RoundCopies:
     """By block. Guarded by the engine's lock."""
 
-    blocks: dict[Name, Copy] = field(default_factory=dict)
+    blocks: dict[Name, RoundCopy] = field(default_factory=dict)
 
     def take(self, name: Name, round_: int, lost: int) -> Tensor | None:
         """The values after this round, if they are here and nothing was lost since."""
         copy = self.blocks.pop(name, None)
         return copy.values if copy is not None and (copy.round, copy.lost) == (round_, lost) else None
 
-    def put(self, name: Name, copy: Copy) -> None:
+    def put(self, name: Name, copy: RoundCopy) -> None:
         self.blocks[name] = copy
 
     def forget(self, names: Iterable[Name]) -> None:

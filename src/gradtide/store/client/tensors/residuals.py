@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gradtide.store.rules.codecs import BlockCodec, is_finite
+from gradtide.compress.payload import is_finite
+from gradtide.store.rules.codecs import BlockCodec
 
-__all__ = ["Change", "Residuals", "Shrunk", "shrink"]
+__all__ = ["Change", "PushResiduals", "Shrunk", "shrink"]
 
 Name = tuple[str, int]  # key, block
 
@@ -40,7 +41,7 @@ class Shrunk:
 
 
 @dataclass(slots=True)
-class Residuals:
+class PushResiduals:
     """By block. Guarded by the engine's lock."""
 
     blocks: dict[Name, Tensor] = field(default_factory=dict)
@@ -85,19 +86,18 @@ def _sum(first: Tensor | None, second: Tensor | None, alpha: float = 1.0) -> Ten
 def shrink(
     gradient: Tensor, before: Tensor | None, weight: float, codec: BlockCodec, draw: int, *, flush: bool = False
 ) -> Shrunk | None:
-    """What is pushed for a block of a gradient that counts `weight`; None: it is not finite, and can't be encoded.
+    """What is pushed for a block of a gradient that counts `weight`; None: it can't be encoded (it is not finite).
     `flush`: it is the last, so all of it. What does not count (a weight of 0 or less) can't carry what is left."""
     if weight <= 0:
         before, flush = None, False
     values = gradient if before is None else torch.add(gradient, before, alpha=1.0 / weight)
-    if not is_finite(values):
-        return None
     if flush:
-        return Shrunk(values, encoded=False, change=Change(before, None))
-    if not codec.feedback:
-        return Shrunk(codec.encode(values, draw), encoded=True, change=None if before is None else Change(before, None))
-    values = values.clone() if before is None else values
+        return Shrunk(values, encoded=False, change=Change(before, None)) if is_finite(values.numpy()) else None
+    if before is None and codec.feedback:
+        values = values.clone()
     encoded = codec.encode(values, draw)
-    if weight <= 0:
-        return Shrunk(encoded, encoded=True)
+    if encoded is None:
+        return None
+    if weight <= 0 or not codec.feedback:
+        return Shrunk(encoded, encoded=True, change=None if before is None else Change(before, None))
     return Shrunk(encoded, encoded=True, change=Change(before, values.mul_(weight) if weight != 1.0 else values))
