@@ -1,4 +1,4 @@
-"""Nothing is lost and nothing counts twice: with integers and powers of two, what arrived and what is left are exact."""
+"""Nothing is lost, nothing counts twice: with integers and powers of two, what arrived and what is left are exact."""
 
 import hashlib
 import os
@@ -78,7 +78,7 @@ class Work:
                 self._note_mean(store, step, pulled)
             if leaver and step == self.steps // 2:
                 until = store.announce_leave()
-            weight, handles = 2.0 ** (worker % 3 - 1), []
+            weight, handles = 0.5 if worker < 2 else 1.0, []
             for key in KEYS:
                 given = gradient(worker, step)
                 handles.append(store.push(key, given, weight=weight))
@@ -161,7 +161,8 @@ def test_through_drops_duplicates_and_cuts_everything_counts_once_and_resends_ar
     monkeypatch.setattr(Engine, "_send", record)
     counts = behind_proxies(forks, tmp_path, lambda address: Work(address, 3, 25).run().check())
     assert len(again) > len(sent) + 5, "some were sent again"
-    assert counts["dropped"] > 5 and counts["cut"] > 0
+    assert counts["dropped"] > 5
+    assert counts["cut"] > 0
 
 
 def disturb(servers, steps, every):
