@@ -31,6 +31,7 @@ class Environment:
     store: str = ""  # GRADTIDE_STORE: the address of the job's store, if it has one
     secret_file: str = ""  # GRADTIDE_SECRET_FILE: where this process's key is, for a store over TCP
     encrypt: bool = False  # GRADTIDE_ENCRYPT: whether what goes between hosts is encrypted; needs a secret file
+    flows: int = 0  # GRADTIDE_FLOWS: connections between each two ranks of different hosts; 0: as measured, or one
     incarnation: int = 0  # GRADTIDE_INCARNATION: how often this rank was started again
     members: str = ""  # GRADTIDE_MEMBERS: where to ask who works together, in a job that goes on when a worker dies
     step_s: float | None = None  # GRADTIDE_STEP_TIMEOUT: how long a step may wait for a worker that lives
@@ -49,6 +50,7 @@ def read_environment() -> Environment:
         store=os.environ.get("GRADTIDE_STORE", ""),
         secret_file=os.environ.get("GRADTIDE_SECRET_FILE", ""),
         encrypt=_flag("GRADTIDE_ENCRYPT"),
+        flows=_flows(),
         incarnation=_number("GRADTIDE_INCARNATION", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         members=os.environ.get("GRADTIDE_MEMBERS", ""),
         step_s=_seconds("GRADTIDE_STEP_TIMEOUT"),
@@ -91,6 +93,13 @@ def _flag(name: str) -> bool:
     if text not in ("", "0", "1"):
         raise ConfigError(f"the environment variable {name} must be 1 or 0, not {text!r}")
     return text == "1"
+
+
+def _flows() -> int:
+    text = os.environ.get("GRADTIDE_FLOWS", "")
+    if text and (not text.isdecimal() or not 1 <= int(text) <= 8):
+        raise ConfigError(f"the environment variable GRADTIDE_FLOWS must be a number from 1 to 8, not {text!r}")
+    return int(text or 0)
 
 
 def _seconds(name: str) -> float | None:

@@ -31,10 +31,19 @@ PLACES = {"two": [0, 1], "three": [0, 1, 2], "uneven": [0, 0, 1, 2]}
 # Where others have, or a host's ranks do not stand together, sums of floats are those of the hosts, in another order.
 PLACES |= {"mixed": [0, 1, 0, 2], "pairs": [0, 0, 1, 1], "crossed": [0, 1, 1, 0]}
 BY_RANK = ("two", "three", "uneven")
+FLOWS = (1, 3)
 
 
 def join(rank, size):
     cases._groups["cases", size] = Group.from_environment(timeout_s=60)
+
+
+def with_flows(rank, size, flows, work, *given):
+    """The same bits, whatever the number of connections between two ranks."""
+    group = group_of(rank, size)
+    if group.flows != flows:
+        group.use_flows(flows, keep=True)
+    return work(rank, size, *given)
 
 
 def leave(rank, size):
@@ -87,9 +96,12 @@ def test_between_hosts_every_rank_gets_bit_for_bit_what_one_host_gives(apart, op
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    @given(case=_cases(operation, exact=by_host and operation in ("all_reduce", "reduce", "reduce_scatter")))
-    def run(case):
-        assert not any(ranks.run(check, len(where), case))
+    @given(
+        case=_cases(operation, exact=by_host and operation in ("all_reduce", "reduce", "reduce_scatter")),
+        flows=st.sampled_from(FLOWS),
+    )
+    def run(case, flows):
+        assert not any(ranks.run(with_flows, len(where), flows, check, case))
 
     run()
 
@@ -114,9 +126,10 @@ def cut_anywhere(rank, size, where, dtype, cuts):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_bits_between_hosts_depend_neither_on_size_nor_on_place(apart, dtype):
+def test_bits_between_hosts_depend_neither_on_size_nor_on_place_nor_on_flows(apart, dtype):
     ranks, where = apart
-    ranks.run(cut_anywhere, len(where), where, dtype, [1, 77, 5000, 30_000, 410_001])
+    for flows in FLOWS:
+        ranks.run(with_flows, len(where), flows, cut_anywhere, where, dtype, [1, 77, 5000, 30_000, 410_001])
 
 
 def split_unevenly(rank, size, where, dtype, largest):
@@ -139,7 +152,8 @@ def split_unevenly(rank, size, where, dtype, largest):
 @pytest.mark.parametrize(("dtype", "largest"), [(torch.float32, 9), (torch.int8, 3001), (torch.float64, 200_001)])
 def test_uneven_parts_go_from_each_rank_to_each(apart, dtype, largest):
     ranks, where = apart
-    ranks.run(split_unevenly, len(where), where, dtype, largest)
+    for flows in FLOWS:
+        ranks.run(with_flows, len(where), flows, split_unevenly, where, dtype, largest)
 
 
 # What a rank may ask for, on a tensor with a row for each rank: with what it fills.
@@ -189,8 +203,8 @@ def disagree(rank, size, other, asked, count, others_asked, others_count):
 def test_a_mismatch_is_the_same_error_for_all_and_leaves_links_clean_and_tensors_as_they_were(apart, asked):
     """Large ones: megabytes are on their way when it is found, and are read by nobody."""
     ranks, where = apart
-    for other in {0, 1, len(where) - 1}:
-        assert len(set(ranks.run(disagree, len(where), other, *asked))) == 1
+    for other, flows in {(0, 1), (1, 3), (len(where) - 1, 3)}:
+        assert len(set(ranks.run(with_flows, len(where), flows, disagree, other, *asked))) == 1
 
 
 @pytest.mark.quick

@@ -48,14 +48,14 @@ def test_of_an_all_to_all_every_row_for_another_host_leaves_its_host_once():
 
 
 def test_between_measured_sizes_a_line_counts_and_it_goes_on_beyond_them():
-    model = ExchangeModel((1, 1), ((64, 1e-5), (4096, 3e-5), (1 << 20, 1e-2), (1 << 22, 4e-2)), call_s=1e-4)
+    model = ExchangeModel((1, 1), ((64, 1e-5), (4096, 3e-5), (1 << 20, 1e-2), (1 << 22, 4e-2)))
     assert model.seconds("all_reduce", 0) == model.seconds("all_reduce", 64) == 1e-5
     assert model.seconds("all_reduce", 1 << 20) == pytest.approx(1e-2)
     assert model.seconds("all_reduce", 5 << 19) == pytest.approx(2.5e-2)
     assert model.seconds("all_reduce", 1 << 24) == pytest.approx(16e-2, rel=1e-3)
     assert model.bytes_per_s == pytest.approx((1 << 22) / 4e-2, rel=1e-3)
     assert model.seconds("all_gather", 1 << 21) == pytest.approx(1e-2)  # each host sends half
-    assert model.seconds("gather", 64) == 1e-4
+    assert model.seconds("gather", 64) == 1e-5
     with pytest.raises(ConfigError, match="no prediction for 'sort'"):
         model.seconds("sort", 64)
 
@@ -63,3 +63,23 @@ def test_between_measured_sizes_a_line_counts_and_it_goes_on_beyond_them():
 def test_one_size_that_was_held_up_does_not_change_the_rate():
     held_up = ExchangeModel((1, 1), ((64, 1e-4), (4096, 4e-4), (65_536, 9.9e-3), (262_144, 22e-3)))
     assert held_up.bytes_per_s == pytest.approx(12e6, rel=0.02)
+
+
+def test_other_operations_are_corrected_by_what_they_took():
+    model = ExchangeModel((1, 1), ((64, 1e-5), (4096, 5e-5), (1 << 20, 1e-2), (1 << 22, 4e-2)), flows=4)
+    found = [("broadcast", 4096, 1e-4), ("all_gather", 4096, 9e-5)]
+    small = model.corrected(found)
+    assert small.flows == 4
+    assert small.seconds("all_reduce", 4096) == pytest.approx(5e-5)
+    assert small.seconds("broadcast", 4096) == small.seconds("reduce", 4096) == pytest.approx(1e-4)
+    assert small.seconds("broadcast", 1 << 20) == pytest.approx(1e-2)  # it may be what each takes besides
+    both = model.corrected([*found, ("broadcast", 1 << 20, 5e-3)])
+    assert both.seconds("broadcast", 1 << 22) == pytest.approx(2e-2)
+    assert both.seconds("broadcast", 1 << 16) / both.seconds("all_reduce", 1 << 16) == pytest.approx(1.25)
+    assert both.seconds("all_to_all", 1 << 22) == model.seconds("all_to_all", 1 << 22)
+
+
+def test_what_was_measured_while_a_burst_passed_takes_what_the_wire_takes_in_the_long_run():
+    model = ExchangeModel((1, 1), ((64, 1e-5), (4096, 1.1e-5), (1 << 20, 1e-2), (1 << 22, 4e-2)))
+    assert model.seconds("all_reduce", 4096) == pytest.approx(4096 * 1e-2 / (1 << 20), rel=0.02)
+    assert model.seconds("all_reduce", 64) == 1e-5

@@ -7,6 +7,9 @@ peer's head is here and asks for the same. So after a mismatch no second part is
 first parts is read and dropped: the links are clean again. Nor has anything been written to the caller's memory: before
 all have agreed, what arrives goes into stages, or waits.
 
+There may be several flows to each peer. An exchange then is several, each of a stripe of everything, and the first flow
+has the heads: nothing goes over the others before all have agreed there, so a mismatch leaves them as they were.
+
 No exchange waits for ever: it comes back after a bounded time with WAITING, and goes on where it was when called again.
 """
 
@@ -61,13 +64,18 @@ def _row(deal: Any, link: Any) -> Any:
 
 
 @register_jitable
+def _next(deal: Any, flow: Any) -> Any:
+    """The next flow of an exchange; 0 if there is none that may be used yet."""
+    return word(flow, Deal.NEXT) if _agreed(deal) else 0
+
+
+@register_jitable
 def _run(deal: Any) -> Any:
     until = nanoseconds() + word(deal, Deal.TURN_NS)
     while True:
-        moved = _move_all(deal)
+        moved = _move_flows(deal)
         if moved < 0:
             return BROKEN
-        moved += _reduce_arrived(deal)
         if moved == 0:  # the wire has nothing for us to do
             moved = _copy_some(deal)
         set_word(deal, Deal.MOVED, word(deal, Deal.MOVED) + moved)
@@ -80,13 +88,25 @@ def _run(deal: Any) -> Any:
 
 
 @register_jitable
-def _move_all(deal: Any) -> Any:
-    """How many bytes went either way; -1 if a link is broken, which is then noted."""
+def _move_flows(deal: Any) -> Any:
+    """How many bytes went either way or were added up; -1 if a link is broken, which is then noted."""
+    total, flow = 0, deal
+    while flow:
+        moved = _move_all(deal, flow)
+        if moved < 0:
+            return -1
+        total += moved + _reduce_arrived(flow)
+        flow = _next(deal, flow)
+    return total
+
+
+@register_jitable
+def _move_all(deal: Any, flow: Any) -> Any:
     total = 0
-    for link in range(word(deal, Deal.LINKS)):
-        row = _row(deal, link)
-        sent = _send(deal, row)
-        received = _receive(deal, link, row) if sent >= 0 else 0
+    for link in range(word(flow, Deal.LINKS)):
+        row = _row(flow, link)
+        sent = _send(flow, row)
+        received = _receive(flow, link, row) if sent >= 0 else 0
         if sent < 0 or received < 0:
             set_word(deal, Deal.BROKEN_LINK, link)
             set_word(deal, Deal.ERROR, -min(sent, received))
@@ -267,12 +287,15 @@ def _reduce_block(deal: Any, begin: Any, within: Any, count: Any) -> None:
 @register_jitable
 def _copy_some(deal: Any) -> Any:
     """Of a share that is this host's own contribution: a part of it, then the links have their turn."""
-    left = word(deal, Deal.MINE_BYTES) - word(deal, Deal.READY)
-    if word(deal, Deal.COPIES) == 0 or left <= 0 or not _agreed(deal):
-        return 0
-    length = min(left, _COPY_BYTES)
-    _copy_up_to(deal, word(deal, Deal.READY) + length)
-    return length
+    flow = deal
+    while flow and _agreed(deal):
+        left = word(flow, Deal.MINE_BYTES) - word(flow, Deal.READY)
+        if word(flow, Deal.COPIES) and left > 0:
+            length = min(left, _COPY_BYTES)
+            _copy_up_to(flow, word(flow, Deal.READY) + length)
+            return length
+        flow = _next(deal, flow)
+    return 0
 
 
 @register_jitable
@@ -302,10 +325,22 @@ def _copy_up_to(deal: Any, end: Any) -> None:
 @register_jitable
 def _all_done(deal: Any) -> Any:
     refused = _refused(deal)
-    if not refused and (not _agreed(deal) or word(deal, Deal.READY) < word(deal, Deal.MINE_BYTES)):
+    if not refused and not _agreed(deal):
         return False
-    for link in range(word(deal, Deal.LINKS)):
-        row = _row(deal, link)
+    flow = deal
+    while flow:
+        if not _is_done(flow, refused):
+            return False
+        flow = _next(deal, flow)
+    return True
+
+
+@register_jitable
+def _is_done(flow: Any, refused: Any) -> Any:
+    if not refused and word(flow, Deal.READY) < word(flow, Deal.MINE_BYTES):
+        return False
+    for link in range(word(flow, Deal.LINKS)):
+        row = _row(flow, link)
         sent = word(row, LinkRow.SENT) - _HEAD_BYTES - word(row, LinkRow.FIRST_BYTES)
         received = word(row, LinkRow.RECEIVED) - _HEAD_BYTES - word(row, LinkRow.ARRIVING_BYTES)
         if not refused:
@@ -319,13 +354,16 @@ def _all_done(deal: Any) -> Any:
 @register_jitable
 def _sleep(deal: Any) -> Any:
     """Until a link can go on, for a bounded time."""
-    entries, count = word(deal, Deal.POLLS), word(deal, Deal.LINKS)
-    for link in range(count):
-        row = _row(deal, link)
-        _, left = _place(deal, row, word(row, LinkRow.RECEIVED))
-        events = _READABLE if left > 0 else 0
-        if word(row, LinkRow.IS_FULL):
-            events |= _WRITABLE
-        # Who is waited for in no way may have left already: poll would come back at once, again and again.
-        set_word(entries, link, word(row, LinkRow.DESCRIPTOR) | events if events else _NOBODY)
+    entries, count, flow = word(deal, Deal.POLLS), 0, deal
+    while flow:
+        for link in range(word(flow, Deal.LINKS)):
+            row = _row(flow, link)
+            _, left = _place(flow, row, word(row, LinkRow.RECEIVED))
+            events = _READABLE if left > 0 else 0
+            if word(row, LinkRow.IS_FULL):
+                events |= _WRITABLE
+            # Who is waited for in no way may have left already: poll would come back at once, again and again.
+            set_word(entries, count, word(row, LinkRow.DESCRIPTOR) | events if events else _NOBODY)
+            count += 1
+        flow = _next(deal, flow)
     return poll_all(entries, count, word(deal, Deal.SLEEP_MS))

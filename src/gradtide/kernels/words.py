@@ -152,7 +152,7 @@ class _Head(NamedTuple):
 
 
 class _Deal(NamedTuple):
-    """One exchange between hosts, and how far it is."""
+    """One exchange between hosts, or the stripe of it that goes over one flow, and how far it is."""
 
     LINKS: int = 0  # how many
     ROWS: int = 1  # address of a row for each link
@@ -179,7 +179,8 @@ class _Deal(NamedTuple):
     MOST_BYTES: int = 22  # one way, before the other has its turn
     SLEEP_MS: int = 23
     TURN_NS: int = 24  # after which Python looks around
-    WORDS: int = 25
+    NEXT: int = 25  # address of the same of the next flow; 0 if this is the last
+    WORDS: int = 26
 
 
 class _ExchangePlan(NamedTuple):

@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager
 
 from gradtide.errors import ConfigError
 
-__all__ = ["ADDRESSES", "INTERFACES", "cut_wire", "several_hosts", "two_hosts"]
+__all__ = ["ADDRESSES", "INTERFACES", "cut_wire", "limit_flows", "several_hosts", "two_hosts"]
 
 _MOST = 8
+_FLOW_CLASSES = 256
 _made = itertools.count()
 ADDRESSES = tuple(f"10.77.0.{number + 1}" for number in range(_MOST))
 INTERFACES = tuple(f"gt{number}" for number in range(_MOST))
@@ -93,5 +94,25 @@ def cut_wire(names: Sequence[str]) -> Iterator[None]:
             _run("ip", "-n", name, "neigh", "del", address, "dev", interface)
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
+def limit_flows(names: Sequence[str], rate: str) -> None:
+    """Each connection that leaves these hosts gets so much of the wire and no more, as in some clouds. It falls into
+    one of many classes by its ports; two in one would share. Needs nft (nftables)."""
+    if not shutil.which("nft"):
+        raise ConfigError("limiting each flow needs nft (nftables); install it")
+    classes = [f"1:{number + 1:x}" for number in range(_FLOW_CLASSES)]
+    chosen = ", ".join(f"{number} : {name}" for number, name in enumerate(classes))
+    rule = f"meta l4proto tcp meta priority set jhash tcp sport . tcp dport mod {_FLOW_CLASSES} map {{ {chosen} }}"
+    table = f"table inet flows {{\n chain out {{\n type filter hook output priority 0;\n {rule}\n }}\n}}\n"
+    for name, interface in zip(names, INTERFACES, strict=False):
+        lines = [f"qdisc add dev {interface} root handle 1: htb default ffff r2q 1000"]
+        limit = f"htb rate {rate} burst 64kb cburst 64kb"
+        lines += [f"class add dev {interface} parent 1: classid {number} {limit}" for number in classes]
+        try:
+            _run("ip", "netns", "exec", name, "tc", "-batch", "-", given="\n".join(lines) + "\n")
+            _run("ip", "netns", "exec", name, "nft", "-f", "-", given=table)
+        except subprocess.CalledProcessError as error:
+            raise ConfigError(f"flows can't be limited here ({error.stderr.strip()}); htb and nft are needed") from None
+
+
+def _run(*command: str, given: str = "") -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, input=given)

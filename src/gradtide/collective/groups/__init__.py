@@ -8,6 +8,7 @@ joining.py         how a group comes to be, on one host or on many
 many_hosts.py      every collective between hosts: shared memory inside, links between
 device_group.py    a group whose tensors lie on an accelerator: torch.distributed's own, beside a Group
 probing.py         measures the links between the ranks, and remembers what it found
+measuring.py       measures collectives between hosts: over how many flows, and how long they take
 explaining.py      what a group says of itself: which way, what was predicted, what was measured
 preload.py         all of this loaded ahead, by a process that makes workers by fork
 """

@@ -16,7 +16,7 @@ from gradtide.collective.groups.many_hosts import ManyHosts
 from gradtide.collective.groups.ordered_queue import OrderedQueue
 from gradtide.collective.host.one_host import Call, OneHost
 from gradtide.collective.host.prepare import give_back, held, overlap, plain
-from gradtide.collective.host.signature import Signature
+from gradtide.collective.host.signature import Signature, sign
 from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost, PeerTimeout
 from gradtide.handle import Handle
 from gradtide.kernels import DONE
@@ -74,7 +74,18 @@ class Calls:
         self._broken = why
         self.plans.clear()
 
-    # --- How long they take, between hosts ---
+    # --- Between hosts: flows, and how long calls take ---
+
+    def use_flows(self, wanted: int, *, keep: bool) -> None:
+        """See ManyHosts.use_flows. What was planned before is planned anew."""
+        backend = self._backend
+
+        def work(call: Call) -> None:
+            if isinstance(backend, ManyHosts):
+                backend.use_flows(call, wanted, keep)
+                self.plans.clear()
+
+        self.run(sign(f"use {wanted} flows"), work, False, None)
 
     def timed(self, now: Now) -> Now:
         return now if self.timings is None else self.timings.timed(now)

@@ -75,10 +75,13 @@ class Timings:
             taken.extend(before.get(kind, ()))
 
 
-def explain_hosts(ranks: tuple[int, ...], model: ExchangeModel | None, timings: Timings) -> str:
+def explain_hosts(ranks: tuple[int, ...], flows: int, model: ExchangeModel | None, timings: Timings) -> str:
     """One sentence on the way, one on the links, one on what was predicted and measured."""
     inside = ", shared memory inside" if max(ranks) > 1 else ""
-    parts = [f"between {len(ranks)} hosts each collective is one exchange over links of all hosts at once{inside}"]
+    several = f", {flows} flows between each two ranks" if flows > 1 else ""
+    parts = [
+        f"between {len(ranks)} hosts each collective is one exchange over links of all hosts at once{several}{inside}"
+    ]
     if model is None:
         parts.append("nothing is predicted before the links are measured: explain(probe=True), on all ranks")
     else:

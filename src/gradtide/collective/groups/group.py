@@ -16,12 +16,14 @@ from gradtide.collective.groups.calls import Calls
 from gradtide.collective.groups.explaining import explain_hosts
 from gradtide.collective.groups.joining import join_beside, join_job, join_one_host, join_store
 from gradtide.collective.groups.many_hosts import ManyHosts
+from gradtide.collective.groups.measuring import measure_exchange
 from gradtide.collective.groups.messages import Messages
-from gradtide.collective.groups.probing import measure_exchange, measure_links
+from gradtide.collective.groups.probing import measure_links
 from gradtide.collective.host.one_host import Call, OneHost
 from gradtide.collective.host.prepare import check_split, held, output, plain
 from gradtide.collective.host.reductions import Reduction, reduction
 from gradtide.collective.host.signature import Signature, sign
+from gradtide.collective.links.links import MOST_FLOWS
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError, ScheduleError
 from gradtide.handle import Handle
@@ -409,7 +411,19 @@ class Group:
         if probe:
             with self._calls.timings.paused():
                 self.exchange_model = measure_exchange(self, self._ranks)
-        return explain_hosts(self._ranks, self.exchange_model, self._calls.timings)
+        return explain_hosts(self._ranks, self.flows, self.exchange_model, self._calls.timings)
+
+    @property
+    def flows(self) -> int:
+        """Connections between each two ranks of different hosts that collectives go over; 0 on one host."""
+        return self._backend.flows if isinstance(self._backend, ManyHosts) else 0
+
+    def use_flows(self, wanted: int, *, keep: bool = False) -> None:
+        """All ranks call it together: collectives between hosts go over so many connections from now on, with the same
+        bits. keep: those that are left over, for another change."""
+        if not 1 <= wanted <= MOST_FLOWS:
+            raise ConfigError(f"{wanted} flows make no sense; 1 to {MOST_FLOWS} do")
+        self._calls.use_flows(wanted, keep=keep)
 
     def set_timeout(self, timeout_s: float) -> None:
         """How long a rank may be missing from now on, where an operation says nothing else."""

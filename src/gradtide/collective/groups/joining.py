@@ -14,8 +14,15 @@ from gradtide.collective.groups.many_hosts import Between, ManyHosts
 from gradtide.collective.host.board import Board, BoardLayout
 from gradtide.collective.host.one_host import OneHost
 from gradtide.collective.host.rank_watch import RankWatch
-from gradtide.collective.links.connecting import congestion_for, connect_far, connect_later, open_links
-from gradtide.collective.links.links import shut
+from gradtide.collective.links.connecting import (
+    FLOWS,
+    agree_on_flows,
+    congestion_for,
+    connect_far,
+    connect_flows,
+    connect_later,
+)
+from gradtide.collective.links.links import HostLinks, shut
 from gradtide.collective.links.rank_links import RankLinks
 from gradtide.collective.links.transfers import LinkSet
 from gradtide.collective.links.wire import ScheduleLinks
@@ -34,7 +41,7 @@ from gradtide.transport.rendezvous import Seat, join_host
 
 __all__ = ["address_seen", "join_beside", "join_job", "join_one_host", "join_store"]
 
-_PURPOSES = "message", "link"
+_MESSAGES = "message"
 _joined = count(1)  # of this process's groups: ranks join them in the same order
 
 
@@ -74,36 +81,42 @@ def join_store(
         return host, Runner(host, rank, host_of), host_of
     lines: dict[int, socket.socket] = {}
     messages: dict[int, socket.socket] = {}
+    flows: list[dict[int, socket.socket]] = []
     elsewhere = [other for other in range(size) if other not in here]
     try:
         found = address() or socket.gethostbyname(socket.gethostname())
         credentials = job_credentials(store, rank, timeout_s)
+        wanted = agree_on_flows(store, rank, read_environment().flows, timeout_s)
         lines = join_lifelines(store, rank, size, found, timeout_s, credentials)
         end = LinkEnd(rank, found, credentials, congestion_for(lines[other] for other in elsewhere))
-        messages = connect_far(store, end, _PURPOSES[0], elsewhere, timeout_s)
-        sockets = connect_far(store, end, _PURPOSES[1], elsewhere, timeout_s)
+        messages = connect_far(store, end, _MESSAGES, elsewhere, timeout_s)
+        purposes = connect_flows(wanted, lambda link: connect_far(store, end, link, elsewhere, timeout_s), flows)
     except BaseException:
-        for line in (*lines.values(), *messages.values()):
-            line.close()
+        for sockets in (lines, messages, *flows):
+            for line in sockets.values():
+                line.close()
         host.in_good_order = False
         host.close()
         raise
     # Who had to read them has come this far: it has a lifeline and, on another host, links to this rank.
-    delete_keys(store, [*keys_to_find(rank), *keys_of(rank, _PURPOSES)])
+    delete_keys(store, [*keys_to_find(rank), *keys_of(rank, [_MESSAGES, *purposes])])
     if rank == 0:
+        delete_keys(store, [FLOWS])
         _say_whether_in_clear(read_environment().encrypt)
 
     link_sets = LinkSet(messages), LinkSet({})  # of messages, and of schedules
 
     def interrupt() -> None:
-        shut(sockets.values())
+        for sockets in flows:
+            shut(sockets.values())
         for links in link_sets:
             links.shut()
 
     watch = host.board.watch = RankWatch(rank, lines, interrupt)
-    links = open_links(hosts.rail_of(rank), sockets, watch)
-    backend = ManyHosts(host, hosts, rank, Between(links, RankLinks(link_sets[0], watch), link_sets, watch))
-    connect = connect_later(end, backend.gather_lines)
+    links = HostLinks(hosts.rail_of(rank), flows, watch)
+    connect = connect_later(end, lambda line: backend.gather_lines(line))
+    between = Between(links, RankLinks(link_sets[0], watch), link_sets, watch, connect)
+    backend = ManyHosts(host, hosts, rank, between)
     return backend, Runner(host, rank, host_of, ScheduleLinks(rank, link_sets[1], connect, watch)), host_of
 
 

@@ -8,6 +8,7 @@ on.
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 
@@ -19,6 +20,7 @@ from gradtide.collective.host.rank_watch import RankWatch
 from gradtide.collective.host.reductions import Reduction, reduction
 from gradtide.collective.host.signature import Signature, sign
 from gradtide.collective.links import row_stages, stages
+from gradtide.collective.links.connecting import Connect
 from gradtide.collective.links.far import TEXT_BYTES, Far
 from gradtide.collective.links.links import Disagreement, HostLinks
 from gradtide.collective.links.operations import shares
@@ -48,6 +50,7 @@ class Between:
     ranks: RankLinks
     link_sets: Sequence[LinkSet]  # to be closed: those of messages and of schedules
     watch: RankWatch
+    connect: Connect  # for more links
 
 
 class ManyHosts:
@@ -56,6 +59,7 @@ class ManyHosts:
     def __init__(self, host: OneHost, hosts: Hosts, rank: int, between: Between) -> None:
         self.host, self.rank, self.size, self.watch = host, rank, len(hosts.leaders), between.watch
         self._links, self._ranks, self._link_sets = between.links, between.ranks, between.link_sets
+        self._connect, self._flow_names = between.connect, count()
         self._here = hosts.together_with(rank)  # global ranks by local rank
         self._leaders = hosts.all_leaders()
         counts = tuple(hosts.leaders.count(leader) for leader in self._leaders)
@@ -79,6 +83,25 @@ class ManyHosts:
         for links in self._link_sets:
             links.close()
         self.host.close()
+
+    # --- Flows ---
+
+    @property
+    def flows(self) -> int:
+        """Connections between each two ranks of different hosts that collectives go over."""
+        return self._links.used_flows
+
+    def use_flows(self, call: Call, wanted: int, keep: bool) -> None:
+        """All ranks, together: from now on so many. What is missing is connected; keep: what is left over is kept."""
+        elsewhere = [rank for rank in range(self.size) if rank not in self._here]
+        with self.together(call):
+            while self._links.flows < wanted:
+                purpose = f"flow {next(self._flow_names)}"
+                self._links.add_flow(self._connect(purpose, elsewhere, call.timeout_s, self.watch.check))
+            self._links.use_flows(wanted)
+            self._plans.clear()
+            if not keep:
+                self._links.drop_unused_flows()
 
     # --- Agreeing ---
 

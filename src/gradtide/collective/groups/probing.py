@@ -1,6 +1,5 @@
-"""Measures the links between the ranks of a running group: with messages, as its schedules send them, for the planner;
-and by collectives, as they go between hosts without a schedule. What was found is remembered for these hosts.
-"""
+"""Measures the links between the ranks of a running group with messages, as its schedules send them, for the planner.
+What was found is remembered for these hosts."""
 
 import os
 import time
@@ -8,12 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 
-from gradtide.schedule.predict.exchange_model import ExchangeModel, busiest_bytes
 from gradtide.topology.model import Link, Topology
 from gradtide.topology.probe.fit import Fit, Sample, build_topology, fit_link
 from gradtide.topology.validate import check
@@ -21,28 +18,20 @@ from gradtide.topology.validate import check
 if TYPE_CHECKING:
     from gradtide.collective.groups.group import Group
 
-__all__ = ["measure_exchange", "measure_links"]
+__all__ = ["measure_links", "remember"]
 
 T = TypeVar("T")
 SIZES = (64, 4_096, 262_144, 1_048_576, 4_194_304)
 _LEAST, _MOST = 3, 40
-_EXCHANGE_S = 0.4  # for collectives, all in all; the rest of half a second is for what goes around them
-_EXCHANGE_SIZES = (64, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
-_LEAST_SIZES, _ROWS, _MOST_IN_A_ROW, _CALLS = 4, 5, 64, 15
 _found: dict[tuple[object, ...], object] = {}  # by what was measured, and the hosts of all ranks
 
 
 def measure_links(group: "Group", budget_s: float, remembered: bool) -> Topology:
     """As messages find them."""
-    return _remember(group, "links", remembered, lambda: _probe_links(group, budget_s))
+    return remember(group, "links", remembered, lambda: _probe_links(group, budget_s))
 
 
-def measure_exchange(group: "Group", ranks: tuple[int, ...]) -> ExchangeModel:
-    """As collectives without a strategy find them. ranks: of each host."""
-    return _remember(group, "exchange", True, lambda: _probe_exchange(group, ranks))
-
-
-def _remember(group: "Group", what: str, remembered: bool, measure: Callable[[], T]) -> T:
+def remember(group: "Group", what: str, remembered: bool, measure: Callable[[], T]) -> T:
     """What this process knows of the hosts of this group, if all ranks do; else it is measured now."""
     key = (what, *group.all_gather(torch.tensor(_this_host())).tolist())
     knows = torch.tensor([int(remembered and key in _found)])
@@ -55,58 +44,6 @@ def _this_host() -> int:
     """The same in all processes that share a network, and in no others."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return int(boot.replace("-", "")[:15], 16) ^ os.stat("/proc/self/ns/net").st_ino
-
-
-def _probe_exchange(group: "Group", ranks: tuple[int, ...]) -> ExchangeModel:
-    """All-reduces of rising sizes. Rank 0 looks at the clock: each size has its share of the time, and one that would
-    take too long, and all above it, are left out."""
-    _in_a_row(group, torch.zeros(1), 2)  # what is done once is not what takes the time
-    until, samples = time.perf_counter() + _EXCHANGE_S, list[tuple[float, float]]()
-    for size, above in zip(_EXCHANGE_SIZES, (*_EXCHANGE_SIZES[1:], 0), strict=True):
-        share_s = (until - time.perf_counter()) / (2 + above / size)
-        found_s = _steady(group, torch.zeros(size // 4), share_s)
-        samples.append((busiest_bytes("all_reduce", ranks, size), found_s))
-        there_is_time = 3.2 * found_s * above / size < until - time.perf_counter()
-        if not _as_rank_0_says(group, above and (there_is_time or len(samples) < _LEAST_SIZES)):
-            break
-    row = torch.zeros(16)
-    call_s = median(_seconds(lambda: group.all_gather(row)) for _ in range(_CALLS))
-    table = group.broadcast(torch.tensor([*samples, (0, call_s)], dtype=torch.float64)).tolist()
-    moved, seconds = zip(*table[:-1], strict=True)
-    shortest = [min(seconds[number:]) for number in range(len(seconds))]  # what else the machine does makes them longer
-    return ExchangeModel(ranks, tuple(zip(moved, shortest, strict=True)), table[-1][1])
-
-
-def _steady(group: "Group", tensor: torch.Tensor, share_s: float) -> float:
-    """Seconds of one, in a row: a token bucket that was full is empty before it counts, and gets nothing in pauses.
-
-    How many there is time for is known from the first ones; how long rows take on a busy machine is not.
-    """
-    until = time.perf_counter() + share_s
-    _in_a_row(group, tensor, 1)
-    once_s = min(_in_a_row(group, tensor, 1) for _ in range(2))
-    count = _as_rank_0_says(group, max(0, min(_ROWS * _MOST_IN_A_ROW, (until - time.perf_counter()) / once_s)))
-    if count < _ROWS * _LEAST:
-        return _in_a_row(group, tensor, count) if count > 1 else once_s
-    rows = [_in_a_row(group, tensor, count // _ROWS)]
-    while _as_rank_0_says(group, len(rows) < _ROWS and time.perf_counter() < until):
-        rows.append(_in_a_row(group, tensor, count // _ROWS))
-    return min(rows)  # what else the machine does makes them longer
-
-
-def _as_rank_0_says(group: "Group", number: float) -> int:
-    return int(group.broadcast(torch.tensor([int(number)])).item())
-
-
-def _in_a_row(group: "Group", tensor: torch.Tensor, times: int) -> float:
-    """Seconds of each."""
-    return _seconds(lambda: [group.all_reduce(tensor) for _ in range(times)]) / times
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
 
 
 def _probe_links(group: "Group", budget_s: float) -> Topology:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from gradtide.collective.host.rank_watch import RankWatch
-from gradtide.collective.links.links import HostLinks
 from gradtide.errors import PeerLost, PeerTimeout
 from gradtide.processes.ready import can_read
+from gradtide.transport.hosts import read_key
 from gradtide.transport.lifelines import LinkEnd, connect_ranks
 
-__all__ = ["Connect", "congestion_for", "connect_far", "connect_later", "open_links"]
+__all__ = ["FLOWS", "Connect", "agree_on_flows", "congestion_for", "connect_far", "connect_flows", "connect_later"]
 
 _INFO_BYTES, _MIN_RTT = 160, 148  # of struct tcp_info, and where the shortest round trip (us) stands in it
 _NEAR_US = 2000
+FLOWS = "flows"  # the key under which rank 0 says how many there are
 _WELCOME = b"\1"
 _LOOK_S = 0.1
 Look = Callable[[], None]  # raises if there is no point in waiting
@@ -105,8 +105,21 @@ def _hear_welcome(link: socket.socket, deadline_s: float, look: Look | None) -> 
         raise ConnectionResetError
 
 
-def open_links(rail: Sequence[int], sockets: dict[int, socket.socket], watch: RankWatch) -> HostLinks:
-    return HostLinks(rail, sockets, watch)
+def agree_on_flows(store: Any, rank: int, wanted: int, timeout_s: float) -> int:
+    """How many connections collectives have between each two ranks: as many as rank 0 was told to make, or one."""
+    if rank == 0:
+        store.set(FLOWS, str(wanted or 1))
+    return int(read_key(store, FLOWS, 0, timeout_s))
+
+
+def connect_flows(
+    count: int, connect: Callable[[str], dict[int, socket.socket]], opened: list[dict[int, socket.socket]]
+) -> list[str]:
+    """So many, each with a link to each rank; those that are open by the time somebody is lost are in `opened`. Returns
+    what each is for."""
+    purposes = [f"link {number}" for number in range(count)]
+    opened.extend(map(connect, purposes))  # one at a time
+    return purposes
 
 
 def _is_near(line: socket.socket) -> bool:

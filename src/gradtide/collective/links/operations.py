@@ -9,15 +9,17 @@ so the bits would depend on where an element lies.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gradtide.collective.host.extents import NOTHING, Adding, Base, Extent
 from gradtide.collective.links.parts import Exchange, HostShare, LinkPart
 from gradtide.even_share import even_share
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter", "shares"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter", "shares", "stripes"]
 
 _ONE_EXCHANGE_BYTES = 64 << 10  # from all to all: above it, halves are handed out
 _ALIGN_BYTES = 64
+_GRAIN_BYTES = 16 << 10  # less is not worth another flow
 
 
 def all_reduce(me: int, hosts: int, own: Extent, to: Extent, blocks: Adding) -> Exchange:
@@ -84,6 +86,36 @@ def shares(whole: Extent, count: int) -> list[Extent]:
     """Even parts, on cache lines; so no element is cut."""
     ends = [even_share(whole.size_bytes, number, count, _ALIGN_BYTES) for number in range(count)]
     return [whole.part(*end) for end in ends]
+
+
+def stripes(whole: Exchange, flows: int) -> list[Exchange]:
+    """The same as an exchange for each flow, of a stripe of everything. Both ends of a link cut by size, and so alike.
+    What is small, and the rest in any case, goes over the first flow; empty stripes are left out."""
+    if flows == 1:
+        return [whole]
+    cut = [_stripe(whole, number, flows) for number in reversed(range(flows))]
+    return [cut[0], *(stripe for stripe in cut[1:] if _moves(stripe))]
+
+
+def _stripe(whole: Exchange, number: int, flows: int) -> Exchange:
+    def of(extent: Extent) -> Extent:
+        begin, end = even_share(extent.size_bytes, number, flows, _GRAIN_BYTES)
+        return Extent(Base.NONE, 0, end - begin) if extent.base == Base.NONE else extent.part(begin, end)
+
+    share = replace(whole.share, mine=of(whole.share.mine), own=of(whole.share.own))
+    parts = [
+        LinkPart(of(part.first), share.mine.size_bytes if part.second_bytes else 0, of(part.arriving), of(part.result))
+        for part in whole.parts
+    ]
+    return replace(whole, parts=parts, share=share)
+
+
+def _moves(stripe: Exchange) -> bool:
+    moved = [
+        stripe.share.mine,
+        *(extent for part in stripe.parts for extent in (part.first, part.arriving, part.result)),
+    ]
+    return any(extent.size_bytes for extent in moved)
 
 
 def _added(own: Extent) -> Extent:
