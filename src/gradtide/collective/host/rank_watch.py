@@ -36,6 +36,7 @@ class RankWatch:
         self._what, self._timeout_s, self._deadline = "", 0.0, 0.0  # of the collective that runs now
         self._unfinished = ""  # what this rank gave up
         self._left: dict[int, int] = {}  # who is gone: how many collectives it had finished, -1 if it did not say
+        self._closed = False  # by this rank
         self._verdict: CommunicationError | None = None  # of the first rank that gave up
         self._answers: dict[int, tuple[int, int]] = {}
         self.notice_s, self._notice_at = NOTICE_S, math.inf  # the collective that runs now is told at
@@ -116,7 +117,9 @@ class RankWatch:
     def loss_of(self, rank: int, what: str, why: str) -> CommunicationError:
         """What a message's broken link means: waits for the news."""
         with self._news:
-            self._news.wait_for(lambda: rank in self._left or self._verdict is not None, _REASON_S)
+            self._news.wait_for(lambda: self._closed or rank in self._left or self._verdict is not None, _REASON_S)
+            if self._closed:
+                return _closed_during(what)
             self.check_alive(rank)
             if rank in self._left:
                 return PeerLost(f"rank {rank} has left the group, and there is still a {what}; let it wait for that")
@@ -164,6 +167,9 @@ class RankWatch:
         self._interrupt()
 
     def close(self, *, in_good_order: bool) -> None:
+        with self._news:
+            self._closed = True
+            self._news.notify_all()
         self._lines.say_all(Word.BYE, self._finished, in_good_order)
         self._lines.close()
 
@@ -201,6 +207,8 @@ class RankWatch:
         with self._news:
             if not self._what:
                 return None
+            if self._closed:
+                return _closed_during(self._what)
             lost = sorted(rank for rank, finished in self._left.items() if finished < self._entered)
             if lost and self._verdict is None:
                 return left_or_lost(self.rank, lost, [rank for rank in lost if rank in self._good], self._what)
@@ -215,3 +223,7 @@ class RankWatch:
                 self._lines.say(rank, Word.ASK)
             self._news.wait_for(lambda: len(self._answers) >= len(asked) or self._trouble() is not None, _ANSWER_S)
             return [rank for rank in asked if self._answers.get(rank, (-1, 0))[0] < self._entered]
+
+
+def _closed_during(what: str) -> CommunicationError:
+    return CommunicationError(f"the group was closed during {what}; wait for what you ask for")
