@@ -127,6 +127,10 @@ class RankWatch:
                 return self._verdict
         return PeerLost(f"the link to rank {rank} broke ({why}) during a {what}; see its own output for why")
 
+    def meddling(self, rank: int, why: str) -> PeerLost:
+        """What it means that something else came on a link than was sent; all ranks are told so."""
+        return PeerLost(f"the link between ranks {self.rank} and {rank} was given up: {why}")
+
     def moved(self) -> None:
         """A message arrived or left."""
         self._moved += 1

@@ -23,6 +23,7 @@ from gradtide.collective.links.operations import stripes
 from gradtide.collective.links.parts import Exchange, LinkPart
 from gradtide.errors import CommunicationError, PeerLost, PeerTimeout
 from gradtide.kernels import BROKEN, DONE, KERNELS, WAITING, Deal, ExchangePlan, Head, LinkRow
+from gradtide.transport.tls.sealed import meddling_with
 
 __all__ = ["MOST_FLOWS", "Disagreement", "HostLinks", "Prepared", "shut"]
 
@@ -143,7 +144,7 @@ class HostLinks:
                 raise PeerTimeout(f"rank {self._awaited()} did not answer in time; is it stuck?")
             code = self.go_on()
         if code == BROKEN:
-            raise self._watch.reason() or self._broken()
+            raise self._meddling() or self._watch.reason() or self._broken()
         if code != DONE:
             raise Disagreement
 
@@ -159,6 +160,11 @@ class HostLinks:
 
     def _rank_of(self, link: int) -> int:
         return self._ranks[int(self._deal[Deal.WORDS + link * LinkRow.WORDS + LinkRow.DESCRIPTOR])]
+
+    def _meddling(self) -> PeerLost | None:
+        rank = self._rank_of(int(self._words[Deal.BROKEN_LINK]))
+        why = meddling_with(link) if (link := self._sockets.get(rank)) is not None else ""
+        return self._watch.meddling(rank, why) if why else None
 
     def _broken(self) -> PeerLost:
         rank, error = self._rank_of(int(self._deal[Deal.BROKEN_LINK])), int(self._deal[Deal.ERROR])

@@ -121,6 +121,8 @@ class RankLinks:
             if not stream.move(0, until):
                 stream.wait(0, until, self._look(call, rank, what))
         except BrokenStream as error:
+            if error.meddling:
+                raise self._watch.meddling(rank, error.meddling) from None
             raise self._watch.loss_of(rank, what, str(error)) from None
 
     def _look(self, call: Call, rank: int, what: str) -> Callable[[bool], None]:

@@ -12,6 +12,7 @@ import numpy as np
 from gradtide.collective.links.links import shut
 from gradtide.errors import CommunicationError
 from gradtide.kernels import BROKEN, KERNELS, WAITING, Piece, Stream, Transfer
+from gradtide.transport.tls.sealed import meddling_with
 
 __all__ = ["BrokenStream", "LinkSet", "Transfers"]
 
@@ -24,11 +25,11 @@ _alive: "weakref.WeakSet[LinkSet]" = weakref.WeakSet()
 
 
 class BrokenStream(Exception):
-    """Which stream, by its number, and what the system says."""
+    """Which stream, by its number, and what the system says; and if what came was not what was sent, that."""
 
-    def __init__(self, stream: int, error: int) -> None:
+    def __init__(self, stream: int, error: int, meddling: str) -> None:
         super().__init__(os.strerror(error))
-        self.stream = stream
+        self.stream, self.meddling = stream, meddling
 
 
 class Transfers:
@@ -106,7 +107,8 @@ class Transfers:
         if code == BROKEN:
             if self._closed:
                 raise CommunicationError(_CLOSED)
-            raise BrokenStream(int(words[Transfer.BROKEN_STREAM]), int(words[Transfer.ERROR]))
+            broken = int(words[Transfer.BROKEN_STREAM])
+            raise BrokenStream(broken, int(words[Transfer.ERROR]), meddling_with(self._sockets[broken]))
         return code
 
     def forbid(self) -> None:

@@ -109,6 +109,8 @@ class LinkWire:
             return go_on()
         except BrokenStream as error:
             rank = self._ranks[error.stream]
+            if error.meddling:
+                raise self._watch.meddling(rank, error.meddling) from None
             lost = PeerLost(f"rank {rank} is gone (its link: {error}); see its own output for why")
             raise self._watch.reason() or lost from None
 

@@ -18,7 +18,7 @@ from typing import Any
 from gradtide.errors import CommunicationError
 from gradtide.transport.tls.end import TlsEnd
 
-__all__ = ["SealedSocket", "seal"]
+__all__ = ["SealedSocket", "meddling_with", "seal"]
 
 _PIECE_BYTES = 256 << 10  # encrypted or received at once: sixteen records, see docs/benchmarks.md
 _RECORD_BYTES = 32 << 10  # what an incomplete record of the piece before can add
@@ -48,6 +48,11 @@ class SealedSocket(socket.socket):
         self._pump.wait()
 
 
+def meddling_with(link: socket.socket) -> str:
+    """Why an encrypted connection was given up, if what came on it was not what was sent; else nothing."""
+    return link._pump.meddling if isinstance(link, SealedSocket) else ""
+
+
 def seal(wire: socket.socket, tls: TlsEnd, peer: str) -> SealedSocket:
     """A plain socket instead of one on which TLS has begun, which is not the caller's any more. peer: for messages."""
     plain, inside = socket.socketpair()
@@ -65,6 +70,7 @@ class _Pump(threading.Thread):
     def __init__(self, wire: socket.socket, inside: socket.socket, tls: TlsEnd, peer: str) -> None:
         super().__init__(name="gradtide-sealed", daemon=True)
         self.wire, self._inside, self._tls, self._peer = wire, inside, tls, peer
+        self.meddling = ""  # what was wrong with what came
         self._lock = threading.Lock()  # a descriptor must not be shut when its number is another's already
         self._leaving = memoryview(b"")  # encrypted
         self._arrived = memoryview(b"")  # decrypted
@@ -80,6 +86,7 @@ class _Pump(threading.Thread):
             self._decrypt(b"")  # what came behind the handshake
             self._carry()
         except CommunicationError as error:
+            self.meddling = str(error)
             print(f"gradtide: the encrypted link to {self._peer}: {error}", file=sys.stderr, flush=True)
         except OSError:
             pass  # a side is gone, and the other one learns of it now
