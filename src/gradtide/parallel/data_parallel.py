@@ -72,8 +72,9 @@ class DataParallel(nn.Module):
             self._job.wait_as(timeouts)
         _refuse_sync_batch_norm(module, self._job)
         self._random, self._pace = WorkerRandom(self._job), Pace(emit)
+        closures = isinstance(sync, Local) and sync.over is not None and not sync.after  # others see changes alone
         self._synchroniser = Synchroniser(
-            find_trained(module, optimizer, clip_norm, broadcast_buffers=broadcast_buffers),
+            find_trained(module, optimizer, clip_norm, broadcast_buffers=broadcast_buffers, closures=closures),
             self._job,
             Wishes(sync, share_parameters, overlap, None if settings is None else Compression(settings), trial=True),
             self._pace.observe,

@@ -24,7 +24,7 @@ from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import Servers, ServersWay
 from gradtide.sync.shared.way import SharedParameters
 from gradtide.sync.state import compare_models, share_buffers, share_state
-from gradtide.sync.trained import Trained
+from gradtide.sync.trained import Trained, needs_closure
 from gradtide.sync.ways import Way
 
 __all__ = ["TORCH", "TRIAL_STEPS", "Wishes", "can_be_shared", "choose_way", "open_group"]
@@ -121,6 +121,11 @@ def _choose_whole(
 def _choose_over_servers(trained: Trained, job: Job, local: Local, wishes: Wishes, emit: Emit) -> Way:
     if job.size > 1:
         _check_modules(trained)
+    if job.elastic is not None and any(map(needs_closure, trained.optimizers)):
+        raise ConfigError(
+            f"{_name(trained)} steps with a closure, but in a job that may lose or gain workers model.step() is "
+            "called; use another optimizer, or leave --min-workers and the like out"
+        )
     if not local.after:
         return LocalOverServers(trained, job, local, emit)
     if job.elastic is not None:

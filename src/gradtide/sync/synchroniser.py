@@ -23,7 +23,7 @@ from gradtide.sync.job import Job
 from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
 from gradtide.sync.servers import ServersWay
 from gradtide.sync.state import LastStep
-from gradtide.sync.trained import Trained, find_trained
+from gradtide.sync.trained import Trained, find_trained, needs_closure
 from gradtide.sync.uneven import UnevenLoops
 from gradtide.sync.ways import Way
 
@@ -210,6 +210,8 @@ class Synchroniser:
             # What a learning-rate scheduler looks at before it warns that the optimizer has not stepped yet.
             self._trained.optimizer._opt_called = True  # type: ignore[attr-defined]
             return
+        if self._trained.closures and any(map(needs_closure, optimizers)):
+            raise ConfigError("this optimizer computes the loss anew within its step; call optimizer.step(closure)")
         self._synchronise_for(optimizers)
         if self._failed is not None:
             failed, self._failed = self._failed, None
@@ -324,7 +326,13 @@ class Synchroniser:
         old, hooks = self._trained, self._hooks
         if not isinstance(self.way, OverServers):
             self.finish()
-        new = find_trained(old.module, old.optimizers, old.clip_norm, broadcast_buffers=old.broadcast_buffers)
+        new = find_trained(
+            old.module,
+            old.optimizers,
+            old.clip_norm,
+            broadcast_buffers=old.broadcast_buffers,
+            closures=old.closures,
+        )
         self._check_left(new)
         self._trained = new
         self._given.clear()  # whatever stays here is new to the way

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from gradtide.errors import ConfigError
 
-__all__ = ["Trained", "as_optimizers", "find_trained", "has_stepped"]
+__all__ = ["Trained", "as_optimizers", "find_trained", "has_stepped", "needs_closure"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +26,7 @@ class Trained:
     clip_norm: float | None = None
     broadcast_buffers: bool = True
     everything: Sequence[tuple[str, nn.Parameter]] = ()  # the frozen ones too
+    closures: bool = False  # whether an optimizer may compute the loss anew within its step, as LBFGS does
     _signature: list[Any] = field(default_factory=list, repr=False)
 
     @property
@@ -82,6 +83,12 @@ class Trained:
         return bool(self._signature[-1] != _count_hooks(self.optimizers))
 
 
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it computes the loss anew within its step, as LBFGS does."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
 def has_stepped(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it has state of steps that it took. (Adagrad has some from the beginning.)"""
     states = [{name: value for name, value in state.items() if value is not None} for state in optimizer.state.values()]
@@ -122,12 +129,14 @@ def find_trained(
     clip_norm: float | None = None,
     *,
     broadcast_buffers: bool = True,
+    closures: bool = False,
 ) -> Trained:
     """Raises ConfigError where model and optimizers don't belong together, before anything is changed."""
     optimizers = as_optimizers(optimizer)
     for one in optimizers:
-        closure = inspect.signature(one.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
+        if needs_closure(one) and closures and clip_norm is not None:
+            raise ConfigError(f"clip_norm is of one gradient a step, and {type(one).__name__} takes many; leave it out")
+        if needs_closure(one) and not closures:
             raise ConfigError(
                 f"{type(one).__name__} steps with a closure, which model.step() does not take; use another optimizer"
             )
@@ -138,7 +147,7 @@ def find_trained(
     named = [(name, p) for name, p in everything if p.requires_grad]
     names, parameters = zip(*named, strict=True)
     signature = _sign(everything, optimizers)
-    return Trained(module, optimizers, names, parameters, clip_norm, broadcast_buffers, everything, signature)
+    return Trained(module, optimizers, names, parameters, clip_norm, broadcast_buffers, everything, closures, signature)
 
 
 def _check_parameters(
