@@ -527,3 +527,43 @@ def test_a_masked_loss_counts_by_functional_terms(stores):
     model.step()
     assert alike(values(net), before)
     model.close()
+
+
+def test_who_comes_later_begins_with_the_base_and_the_batches_of_its_first_round(stores):
+    over, done, given, bases = at(stores), threading.Event(), {}, {}
+    data = [batch(0, step, 6) for step in range(5000)]
+
+    def first():
+        job, net = Job(0, 1), build()
+        model = gradtide.DataParallel(net, sgd(net), Local(3, over=over), job=job)
+        way = model._synchroniser.way
+        begun.set()
+        for x in gradtide.shard(data, job=job, check=False):
+            model(x).square().mean().backward()
+            model.step()
+            if job.batches == 4:
+                model.meet()  # rounds are not all as long
+            if way.apart == 0:
+                given[way._attendance.round], bases[way._attendance.round] = job.batches, values(net)
+            if done.is_set():
+                break
+        model.close()
+
+    def second():
+        assert begun.wait(30)
+        job, net = Job(1, 2, incarnation=1), build(1)
+        model = gradtide.DataParallel(net, sgd(net), Local(3, over=over), job=job)
+        found = model._synchroniser.way._attendance.round, job.behind, values(net)
+        for _, x in zip(range(6), gradtide.shard(data, job=job, check=False), strict=False):
+            model(x).square().mean().backward()
+            model.step()
+        model.close()
+        done.set()
+        return *found, job.batches
+
+    begun = threading.Event()
+    nothing, (before, behind, base, batches) = in_threads(2, lambda rank: second() if rank else first())
+    assert nothing is None
+    assert behind == given[before] > 0
+    assert alike(base, bases[before])
+    assert batches == behind + 6

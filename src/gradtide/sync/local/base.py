@@ -32,7 +32,8 @@ class ServedBase:
         self._stepped = {key(name): parameter for name, parameter, group in stepped if group >= 0}
         self.base = {name: _own(p.detach(), p.dtype) for name, p in self._stepped.items()}
         self._changes = {name: torch.zeros_like(base) for name, base in self.base.items()}
-        self._options = Options(trained)
+        self._options = Options(trained)  # as this window's steps were taken with them
+        self._done = torch.zeros(DIGEST_BYTES, dtype=torch.float64)  # what this worker did in its last window
         self._alike, self._given = key(_ALIKE), key(_BATCHES)
         beside = {self._alike: torch.zeros(DIGEST_BYTES, dtype=torch.float64), self._given: torch.zeros(1).long()}
         self._beside = beside if in_rounds else {}
@@ -81,8 +82,8 @@ class ServedBase:
         counters = {key: one for key, one in found.items() if key not in floats and key not in truths}
         if self._in_rounds:
             counters[self._given] = torch.tensor([batches])
-            alike = torch.tensor(list(self._options.digest_at_step()), dtype=torch.float64)
-            rest: list[tuple[dict[str, Tensor], float | None]] = [(counters, None), ({self._alike: alike}, None)]
+            self._done = torch.tensor(list(self._options.digest_at_step()), dtype=torch.float64)
+            rest: list[tuple[dict[str, Tensor], float | None]] = [(counters, None), ({self._alike: self._done}, None)]
         else:
             rest = [(counters, None)]
         if samples:
@@ -102,11 +103,11 @@ class ServedBase:
             own.copy_(self.base[key])
         for key, buffer in self._buffers().items():
             buffer.copy_(self.values[key])
+        self._options = Options(self._trained)
 
     def check_alike(self) -> None:
-        """All must have taken the same steps, with the same options."""
-        own = torch.tensor(list(self._options.digest_at_step()), dtype=torch.float64)
-        if not torch.equal(self._beside[self._alike], own):
+        """All must have taken as many steps in the last window, with the same options."""
+        if not torch.equal(self._beside[self._alike], self._done):
             raise ConfigError(
                 "a worker took a step that another left out, or took it with other options of its optimizer, or has "
                 "another Local(every); decide alike on all workers, and change options before backward"
