@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 import training
 from torch import nn
@@ -9,6 +10,7 @@ from torch.nn import functional
 
 import gradtide
 from gradtide.collective import Group
+from gradtide.errors import ConfigError
 from gradtide.sync import Job, Local
 
 LEAST = torch.finfo(torch.float32).min
@@ -69,3 +71,60 @@ def test_each_worker_keeps_its_optimizer_state_when_a_layer_is_frozen(workers):
     for _, seen, outer in found:
         assert all(torch.equal(before, after) for before, after in seen)
         assert set(outer) == {"first.weight", "first.bias", "last.weight", "last.bias"}
+
+
+def go_on(rank, size, name, begin, end, kept):
+    """Steps from one to another, with what a script of one's own keeps of a worker; what it keeps then, and all it
+    has."""
+    torch.manual_seed(rank)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    rule = torch.optim.AdamW(net.parameters(), lr=0.05)
+    data = [(x.double(), y) for x, y in numbers(end, 7)][begin:]
+    with Group.join(name, rank, size, timeout_s=30) as group:
+        job = Job.of(group, None)
+        model = gradtide.DataParallel(net, rule, Local(2, NESTEROV, after=2), job=job)
+        if kept is not None:
+            model.load_state_dict(kept[rank]["model"])
+            rule.load_state_dict(kept[rank]["optimizer"])
+            model.load_sync_state(kept[rank]["sync"])
+        for x, y in gradtide.shard(data, job=job):
+            functional.cross_entropy(model(x), y).backward()
+            model.step()
+        saved = {"model": model.state_dict(), "optimizer": rule.state_dict(), "sync": model.sync_state()}
+        saved = copy.deepcopy(saved)
+        model.close()
+    return saved
+
+
+def test_a_loop_of_ones_own_goes_on_bit_for_bit_with_what_it_kept(workers):
+    whole = workers.run(go_on, 2, training.new_name(), 0, 10, None)
+    half = workers.run(go_on, 2, training.new_name(), 0, 6, None)
+    again = workers.run(go_on, 2, training.new_name(), 6, 10, half)
+    for one, other in zip(whole, again, strict=True):
+        assert one["sync"]["steps"] == other["sync"]["steps"] == 10
+        assert one["sync"]["windows"] == other["sync"]["windows"] == 4
+        for name, state in one["sync"]["outer"].items():
+            assert torch.equal(state["momentum_buffer"], other["sync"]["outer"][name]["momentum_buffer"])
+        assert all(torch.equal(value, other["model"][name]) for name, value in one["model"].items())
+
+
+def test_what_the_outer_optimizer_remembers_is_kept_where_workers_met_and_loaded_where_it_belongs():
+    net = nn.Linear(2, 2)
+    model = gradtide.DataParallel(net, torch.optim.SGD(net.parameters(), lr=0.1), Local(2, NESTEROV), job=Job())
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        model.step()
+    kept = model.sync_state()
+    model(torch.ones(1, 2)).sum().backward()
+    model.step()
+    with pytest.raises(ConfigError, match="taken 1 steps by itself since they last met, and this can't be kept"):
+        model.sync_state()
+    model.meet()
+    other = nn.Sequential(nn.Linear(2, 2))
+    another = gradtide.DataParallel(other, torch.optim.SGD(other.parameters(), lr=0.1), Local(2), job=Job())
+    with pytest.raises(ConfigError, match="of another model: it has 'weight'"):
+        another.load_sync_state(kept)
+    plain = gradtide.DataParallel(other, torch.optim.SGD(other.parameters(), lr=0.1), job=Job())
+    assert plain.sync_state() == {}
+    with pytest.raises(ConfigError, match="load it with sync="):
+        plain.load_sync_state(kept)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -106,14 +105,6 @@ def test_a_window_longer_than_an_epoch_is_refused_before_anything_is_changed():
     assert furthest([p.detach() for p in net.parameters()], before) == 0
 
 
-def test_checkpoints_of_local_steps_are_refused(tmp_path):
-    kept = gradtide.train.Checkpoints(str(tmp_path), every=2)
-    with pytest.raises(ConfigError, match="can't keep checkpoints of workers that step by themselves"):
-        gradtide.fit(
-            nn.Linear(5, 4).double(), (fit_cases.X, fit_cases.LABELS), sync=gradtide.Local(1), checkpoints=kept
-        )
-
-
 # --- the command ---
 
 
@@ -146,7 +137,6 @@ def test_the_command_trains_workers_that_meet_now_and_then(tmp_path):
         (["--after", "5", "--workers", "2"], "as in --every 50"),
         (["--every", "5", "--workers", "2", "--servers", "1"], "leave --servers out"),
         (["--every", "5", "--workers", "2", "--sync", "ring"], "leave --sync ring out"),
-        (["--every", "5", "--workers", "2", "--checkpoint-every", "5"], "leave one of them out"),
         (["--accumulate", "0"], "accumulate=0 makes no sense"),
     ],
 )

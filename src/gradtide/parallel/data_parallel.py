@@ -198,6 +198,16 @@ class DataParallel(nn.Module):
     def random_state(self, state: torch.Tensor | None) -> None:
         self._random.state = state
 
+    def sync_state(self) -> dict[str, Any]:
+        """With `Local`: what the outer optimizer remembers, to be saved where workers have met, beside the model and
+        each worker's own optimizer. Tensors and numbers; nothing without `Local`."""
+        return self._synchroniser.state()
+
+    def load_sync_state(self, state: Mapping[str, Any]) -> None:
+        """All workers go on with what worker 0 gives. (Each loads its own optimizer's state after the model is
+        wrapped: wrapping makes it worker 0's.)"""
+        self._synchroniser.load_state(state)
+
     # --- what else a module is asked for ---
 
     def state_dict(self, *arguments: Any, **options: Any) -> Any:

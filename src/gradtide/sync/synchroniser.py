@@ -3,7 +3,7 @@
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -383,6 +383,17 @@ class Synchroniser:
         for parameter, gradient in gradients:
             parameter.grad = gradient
         self._hooks = self._watch()
+
+    def state(self) -> dict[str, Any]:
+        """What the way keeps that is in no model and no optimizer: nothing, but for local steps."""
+        return self.way.state() if isinstance(self.way, LocalSteps) else {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        if not state:
+            return
+        if not isinstance(self.way, LocalSteps):
+            raise ConfigError("this state is of workers that step by themselves; load it with sync=gradtide.Local(...)")
+        self.way.load_state(state)
 
     def begin_again(self) -> None:
         """After RolledBack, when the servers hold other values than they did: takes those."""

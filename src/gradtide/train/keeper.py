@@ -8,6 +8,7 @@ training goes on.
 import contextlib
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,17 @@ from gradtide.checkpoint.tensor_file import TensorFile, TensorGroup, write_file
 from gradtide.errors import ConfigError, DataError, GradtideError, PeerTimeout
 from gradtide.events import CheckpointFailed, CheckpointTaken, Emit
 from gradtide.handle import Handle
-from gradtide.train.position import Position
-from gradtide.train.run_state import collect, load_groups, load_model, load_optimizer, put_back
+from gradtide.train.position import Position, share_positions
+from gradtide.train.run_state import (
+    collect,
+    load_groups,
+    load_model,
+    load_optimizer,
+    only_of_all,
+    put_back,
+    sync_state,
+    without_draws,
+)
 
 if TYPE_CHECKING:
     from gradtide.store import Store
@@ -68,6 +78,7 @@ class _FileLine(msgspec.Struct):
 
     file: FileEntry
     position: Position
+    state: dict[str, dict[str, Any]] = {}  # of its optimizer, if that is its own: what is no tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +94,11 @@ class Resumed:
 class Keeper:
     """The checkpoints of one run, as one of its workers sees them."""
 
-    def __init__(self, wanted: Checkpoints, rank: int, size: int, emit: Emit) -> None:
-        self._wanted, self._rank, self._size, self._emit = wanted, rank, size, emit
-        self._options = {**wanted.options, "workers": size}
+    def __init__(self, wanted: Checkpoints, rank: int, size: int, emit: Emit, *, apart: bool = False) -> None:
+        """`apart`: each worker has optimizer state of its own (Local)."""
+        self._wanted, self._rank, self._size, self._emit, self._apart = wanted, rank, size, emit, apart
+        self._due = False  # since a step that workers took by themselves
+        self._options = {**wanted.options, "workers": size, **({"apart": True} if apart else {})}
         self._writing: Handle[Taken | None] | None = None
         self._told = (0.0, 0)  # when it began, and with which step
         found = wanted.find()
@@ -104,6 +117,10 @@ class Keeper:
         elif self.resumed is not None:
             load_groups(optimizer, self.resumed.optimizer)
         return optimizer
+
+    def sync_state(self) -> dict[str, Any]:
+        """What workers that step by themselves have besides."""
+        return {} if self.resumed is None else sync_state(self.resumed.tensors, self.resumed.optimizer)
 
     @property
     def _has_model(self) -> bool:
@@ -131,13 +148,39 @@ class Keeper:
             raise DataError(f"{place.address} is a store's, not a training run's; begin with gradtide restore")
         self._check_options(train["options"], place.address)
         lines = [msgspec.convert(line, _FileLine) for line in train["lines"]]
-        own, first = lines[self._rank], lines[0]
         check_sizes(place, "", manifest.files)
+        if self._apart:
+            self._tell_of_others(len(lines), place.address)
+            return self._load_apart(place, lines, train["optimizer"])
+        own, first = lines[self._rank], lines[0]
         tensors = {**_read(place, first.file), **(_read(place, own.file) if self._rank else {})}
         return Resumed(place.address, own.position, tensors, train["optimizer"])
 
+    def _load_apart(self, place: Place, lines: list[_FileLine], optimizer: dict[str, Any]) -> Resumed:
+        """Each worker with its own optimizer's state, and what worker 0 wrote for all."""
+        own = lines[self._rank % len(lines)]
+        tensors = _read(place, own.file)
+        if own is not lines[0]:
+            tensors |= only_of_all(_read(place, lines[0].file))
+        if self._rank >= len(lines):  # two workers must not draw the same random numbers
+            tensors = without_draws(tensors)
+        position = share_positions([line.position for line in lines], self._rank, self._size)
+        return Resumed(place.address, position, tensors, {**optimizer, "state": own.state})
+
+    def _tell_of_others(self, before: int, where: str) -> None:
+        if self._rank == 0 and before != self._size:
+            warnings.warn(
+                f"{where} is of {before} workers, and there are {self._size}: worker i goes on with the optimizer "
+                f"state that worker i mod {before} had",
+                stacklevel=2,
+            )
+
     def _check_options(self, saved: dict[str, Any], where: str) -> None:
+        if self._apart != bool(saved.get("apart")):
+            raise ConfigError(f"{where} was made {'without' if self._apart else 'with'} Local; resume with the same")
         for name, value in self._options.items():
+            if name == "workers" and self._apart:
+                continue
             before = saved.get(name, _BEFORE.get(name, value))
             if before != value:
                 raise ConfigError(f"{where} was made with {name} {before}, not {value}; resume with the same")
@@ -146,8 +189,12 @@ class Keeper:
 
     def after_step(self, run: "Run", at: Position) -> None:
         """Begins a checkpoint if it is time for one; a failure is told, and nothing else happens."""
-        if not self._wanted.every or at.step % self._wanted.every:
+        if not self._wanted.every:
             return
+        self._due = self._due or at.step % self._wanted.every == 0
+        if not self._due or not run.is_alike:  # who steps by itself waits until all have met
+            return
+        self._due = False
         began_s, step = time.monotonic(), at.step
         self.finish()
         try:
@@ -183,7 +230,9 @@ class Keeper:
         shelf.place.make_folder(folder)
         store = run.store
         mine = _Mine(shelf.place, folder, self._rank, msgspec.json.encode(at))
-        mine.tensors, optimizer = collect(run, with_model=run.has_model and self._rank == 0)
+        first = run.has_model and self._rank == 0
+        mine.tensors, optimizer = collect(run, with_model=first, with_state=first or (run.has_model and self._apart))
+        mine.state = optimizer["state"] if self._apart else {}
         if self._rank:
             return _in_background(mine.write_line)
         if store is None:
@@ -234,11 +283,14 @@ class _Mine:
         self.place, self.folder, self._rank = place, folder, rank
         self._position = msgspec.json.decode(position, type=Position)
         self.tensors: dict[str, Tensor] = {}
+        self.state: dict[str, dict[str, Any]] = {}
 
     def write_line(self) -> None:
         name = f"worker-{self._rank}"
         entry = write_file(self.place, self.folder, f"{name}.safetensors", [TensorGroup(name, self.tensors)])
-        self.place.commit(f"{self.folder}/{name}.json", msgspec.json.encode(_FileLine(entry, self._position)))
+        self.place.commit(
+            f"{self.folder}/{name}.json", msgspec.json.encode(_FileLine(entry, self._position, self.state))
+        )
 
 
 def _read(place: Place, entry: FileEntry) -> dict[str, Tensor]:

@@ -103,10 +103,10 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     source = accumulated(as_source(train_data, batch_size * growth, seed), accumulate)
     tests = None if test_data is None else as_source(test_data, max(1024, batch_size), shuffle=False)
     check_batch(source.batch_size, len(found), job.size if job else 1)
-    _check_local(sync, source.batches, checkpoints)
+    apart = _check_local(sync, source.batches, checkpoints)
     keeping = checkpoints or Checkpoints("")
     keeping = replace(keeping, options={**keeping.options, "accumulate": accumulate})
-    keeper = Keeper(keeping, job.rank if job else 0, job.size if job else 1, emit)
+    keeper = Keeper(keeping, job.rank if job else 0, job.size if job else 1, emit, apart=apart)
     keeper.load_model(model)
     with DevicePool(found) as pool:
         run = _kind_of_run(job, sync, emit)(model, found, pool, loss_of_all, strategy, sync_batch_norm, seed)
@@ -154,21 +154,22 @@ def _job(sync: object) -> "Job | None":
     return None if isinstance(sync, str) and job.size == 1 else job
 
 
-def _check_local(sync: object, steps: int | None, checkpoints: Checkpoints | None) -> None:
-    """`steps` of an epoch, where that is known."""
+def _check_local(sync: object, steps: int | None, checkpoints: Checkpoints | None) -> bool:
+    """Whether workers step by themselves. `steps` of an epoch, where that is known."""
     if isinstance(sync, str):
-        return
+        return False
     from gradtide.sync import Local
 
     if not isinstance(sync, Local):
-        return
+        return False
     if steps is not None and sync.every > steps:
         raise ConfigError(
             f"Local({sync.every}): an epoch has {steps} steps, and workers meet at its end; meet every {steps} or more "
             "often, or make batches smaller"
         )
-    if checkpoints is not None and (checkpoints.every or checkpoints.resume):
-        raise ConfigError("fit can't keep checkpoints of workers that step by themselves (Local) yet; leave one out")
+    if sync.over is not None and checkpoints is not None and (checkpoints.every or checkpoints.resume):
+        raise ConfigError("fit keeps no checkpoints of local steps over servers; leave over= or checkpoints= out")
+    return True
 
 
 def _kind_of_run(job: "Job | None", sync: "str | Servers | Local", emit: Emit) -> "Callable[..., Run]":
@@ -279,6 +280,15 @@ class Run:
     def store(self) -> "Store | None":
         """Where the parameters are, if not here."""
         return None
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether all that train together have the same parameters now."""
+        return True
+
+    def sync_state(self) -> dict[str, Any]:
+        """What is in no model and no optimizer of a worker's own, where all are alike."""
+        return {}
 
     def _catch_up(self) -> None:
         """After a loss: takes what the servers have now."""

@@ -1,8 +1,11 @@
 """Where a run is: its epoch, the batches of it that are done, and what was seen so far."""
 
-import msgspec
+from collections.abc import Sequence
 
-__all__ = ["History", "Position"]
+import msgspec
+from msgspec.structs import replace
+
+__all__ = ["History", "Position", "share_positions"]
 
 
 class History(msgspec.Struct):
@@ -37,3 +40,16 @@ class Position(msgspec.Struct):
         self.batches = self.in_epoch or self.batches
         self.epoch, self.in_epoch = self.epoch + 1, 0
         self.samples, self.summed, self.terms, self.correct, self.classes = 0, 0.0, 0.0, 0, True
+
+
+def share_positions(positions: Sequence[Position], rank: int, size: int) -> Position:
+    """Where one of `size` workers goes on from what so many had seen: all of it is somebody's."""
+    own, mine = positions[rank % len(positions)], positions[rank::size]
+    return replace(
+        own,
+        samples=sum(one.samples for one in mine),
+        summed=sum(one.summed for one in mine),
+        terms=sum(one.terms or 0.0 for one in mine),
+        correct=sum(one.correct for one in mine),
+        classes=all(one.classes for one in mine),
+    )

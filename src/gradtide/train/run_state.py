@@ -11,13 +11,24 @@ from gradtide.errors import DataError
 if TYPE_CHECKING:
     from gradtide.train.loop import Run
 
-__all__ = ["collect", "load_groups", "load_model", "load_optimizer", "put_back"]
+__all__ = [
+    "collect",
+    "load_groups",
+    "load_model",
+    "load_optimizer",
+    "only_of_all",
+    "put_back",
+    "sync_state",
+    "without_draws",
+]
 
-MODEL, STATE, REPLICA, RANDOM = "model/", "optimizer/", "replica-", "random/"
+MODEL, STATE, REPLICA, RANDOM, OUTER = "model/", "optimizer/", "replica-", "random/", "outer/"
+_PART = "\n"  # between a parameter's name and that of a piece of the outer optimizer's state
 
 
-def collect(run: "Run", *, with_model: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Copies of everything; `with_model`: of the model and its optimizer too, else somebody else has them."""
+def collect(run: "Run", *, with_model: bool, with_state: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Copies of everything; `with_model`, `with_state`: of the model and its optimizer too, else somebody else has
+    them."""
     found: dict[str, Tensor] = {f"{RANDOM}now": torch.get_rng_state(), f"{RANDOM}epoch": run.epoch_random}
     for i, replica in enumerate(run.replicas):
         device = replica.device.torch_device
@@ -30,10 +41,47 @@ def collect(run: "Run", *, with_model: bool) -> tuple[dict[str, Tensor], dict[st
     plain: dict[str, Any] = {"groups": [_plain(group) for group in first.param_groups], "state": {}}
     if with_model:
         found |= {f"{MODEL}{name}": tensor for name, tensor in run.replicas[0].module.state_dict().items()}
+        plain["sync"], outer = _cut(run.sync_state())
+        found |= outer
+    if with_state:
         for index, state in first.state_dict()["state"].items():
             plain["state"][str(index)] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
             found |= {f"{STATE}{index}/{name}": v for name, v in state.items() if isinstance(v, Tensor)}
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in found.items()}, plain
+
+
+def _cut(sync: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The numbers, and the tensors by name."""
+    outer: dict[str, dict[str, Any]] = sync.pop("outer", {})
+    every = [(name, key, value) for name, state in outer.items() for key, value in state.items()]
+    tensors = {f"{OUTER}{name}{_PART}{key}": value for name, key, value in every if isinstance(value, Tensor)}
+    numbers = [[name, key, value] for name, key, value in every if not isinstance(value, Tensor)]
+    return ({**sync, "outer": numbers} if sync else {}), tensors
+
+
+def sync_state(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> dict[str, Any]:
+    """What local steps kept; nothing in a checkpoint of another run."""
+    kept = plain.get("sync")
+    if not kept:
+        return {}
+    outer: dict[str, dict[str, Any]] = {}
+    for full, tensor in tensors.items():
+        if full.startswith(OUTER):
+            name, _, key = full[len(OUTER) :].partition(_PART)
+            outer.setdefault(name, {})[key] = tensor.clone()
+    for name, key, value in kept["outer"]:
+        outer.setdefault(name, {})[key] = value
+    return {**kept, "outer": outer}
+
+
+def only_of_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of what one worker wrote: what is not its own."""
+    return {name: tensor for name, tensor in tensors.items() if name.startswith((MODEL, OUTER))}
+
+
+def without_draws(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without the generators of a worker's devices."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{RANDOM}device-")}
 
 
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:

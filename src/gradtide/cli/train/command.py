@@ -104,7 +104,7 @@ def train(
     if workers is None and (servers or sync is not None):
         given = "--servers" if servers else f"--sync {sync}"
         raise ConfigError(f"{given} is for training on several processes; say how many, as in --workers 2")
-    check_local(every, after, workers, (sync, servers, bool(checkpoint_every or resume)))
+    check_local(every, after, workers, (sync, servers))
     if workers is not None and (baseline or sync_batch_norm):
         given = "--baseline compares" if baseline else "--sync-batch-norm is over"
         raise ConfigError(f"{given} devices of one process; leave it out, or leave out --workers")

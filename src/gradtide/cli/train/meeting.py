@@ -5,8 +5,8 @@ from gradtide.errors import ConfigError
 __all__ = ["check_local"]
 
 
-def check_local(every: int | None, after: int, workers: int | None, beside: tuple[str | None, int, bool]) -> None:
-    """`beside`: what --sync says, the servers, and whether checkpoints are kept or gone on from."""
+def check_local(every: int | None, after: int, workers: int | None, beside: tuple[str | None, int]) -> None:
+    """`beside`: what --sync says, and the servers."""
     if every is None:
         if after:
             raise ConfigError("--after says when workers begin to step by themselves; say how long, as in --every 50")
@@ -16,9 +16,7 @@ def check_local(every: int | None, after: int, workers: int | None, beside: tupl
         raise ConfigError(f"{wrong} makes no sense; workers meet every 1 step or more, after 0 or more")
     if workers is None:
         raise ConfigError("--every is for several workers, who step by themselves; say how many, as in --workers 2")
-    sync, servers, keeps = beside
+    sync, servers = beside
     if servers or sync not in (None, "auto"):
         given = "--servers" if servers else f"--sync {sync}"
         raise ConfigError(f"with --every workers meet over collectives of their own; leave {given} out")
-    if keeps:
-        raise ConfigError("no checkpoints of workers that step by themselves (--every) yet; leave one of them out")

@@ -49,7 +49,9 @@ def train_with_workers(
     if keeping["every"] or keeping["resume"]:  # then which one it goes on with is known only when they are looked at
         from gradtide.train.settings import Settings
 
-        asked["checkpoints"] = plan_keeping(keeping, Settings(**asked), Path(asked["folder"]), asked["sync"])
+        settings = Settings(**asked)
+        how = f"local steps, every {settings.every} after {settings.after}" if settings.every else settings.sync
+        asked["checkpoints"] = plan_keeping(keeping, settings, Path(asked["folder"]), how)
     target = Target("gradtide.train.together.worker", (json.dumps(asked),), is_module=True)
     spec = Spec(target=target, workers=workers, preload="gradtide.parallel.preload")
     check_spec(spec)

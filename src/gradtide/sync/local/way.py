@@ -1,14 +1,15 @@
 """The way of workers that step by themselves and meet over collectives."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradtide.collective import Group
 from gradtide.collective.groups.device_group import DeviceGroup
-from gradtide.errors import CommunicationError
+from gradtide.errors import CommunicationError, ConfigError
 from gradtide.events import Emit, GradientsSynchronised, Waiting
 from gradtide.sync.job import Job
 from gradtide.sync.local.outer import OuterState, WindowBase
@@ -256,6 +257,42 @@ class LocalSteps:
             1, known.steps, known.windows, self._steps, begun, self._stage, job.batches, asking, job.exchanges
         )
 
+    # --- what a checkpoint holds besides the model and each worker's optimizer ---
+
+    def state(self) -> dict[str, Any]:
+        """What the outer optimizer remembers, by names of parameters, and how many steps and windows there were."""
+        self._check_met("kept")
+        self._base.tell(self._known)
+        outer = {name: _copied(state) for name, state in self._known.of.items()}
+        return {"steps": self._known.steps, "windows": self._known.windows, "outer": outer}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """All workers go on with what worker 0 was given."""
+        self._check_met("loaded")
+        outer = {name: dict(of) for name, of in state["outer"].items()}
+        parameters = dict(self._trained.everything)
+        for name, of in outer.items():
+            if name not in parameters:
+                raise ConfigError(f"the state is of another model: it has {name!r}, and this one has not")
+            shapes = [tuple(v.shape) for v in of.values() if isinstance(v, Tensor) and v.dim()]
+            if any(shape != tuple(parameters[name].shape) for shape in shapes):
+                raise ConfigError(f"the state is of another model: there {name!r} is {shapes[0]}")
+        numbers = torch.tensor([state["steps"], state["windows"]])
+        if self._group is not None and self._job.group is not None:
+            outer = share_named(outer, self._job.group, self._group, 0)
+            self._job.group.broadcast(numbers)
+        self._known.of = outer
+        self._known.steps, self._known.windows = numbers.tolist()
+        self._base.remember(self._known)
+        self._base.take()
+
+    def _check_met(self, done: str) -> None:
+        if self._steps:
+            raise ConfigError(
+                f"each worker has taken {self._steps} steps by itself since they last met, and this can't be {done} in "
+                "between; do it at a multiple of Local's steps, or call model.meet() on all workers first"
+            )
+
     # --- besides gradients ---
 
     @contextmanager
@@ -299,3 +336,7 @@ class LocalSteps:
 
     def close(self) -> None:
         self._base.tell(self._known)
+
+
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.detach().clone() if isinstance(value, Tensor) else value for key, value in state.items()}

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
+from typing import Any
 
 import torch
 from torch import nn
@@ -78,6 +79,9 @@ class RunTogether(Run):
         if isinstance(sync, Servers) and keeper.resumed is not None:  # they began with a checkpoint, and so do we
             sync = replace(sync, resume=True)
         self.synchroniser = Synchroniser(trained, self._job, Wishes(sync), emit)
+        if isinstance(sync, Local):  # the optimizer's state was made worker 0's, and is each worker's own
+            keeper.load_optimizer(self.optimizers[0])
+            self.synchroniser.load_state(keeper.sync_state())
         spread_parameters(self.replicas, self.pool)
 
     def finish(self) -> None:
@@ -93,6 +97,13 @@ class RunTogether(Run):
     @property
     def store(self) -> Store | None:
         return self.synchroniser.way.store
+
+    @property
+    def is_alike(self) -> bool:
+        return not self.synchroniser.way.apart
+
+    def sync_state(self) -> dict[str, Any]:
+        return self.synchroniser.state()
 
     def _begin(self, at: Position) -> None:
         if not self.synchroniser.way.is_collective:  # the position has counted the rounds before the checkpoint
