@@ -106,6 +106,7 @@ def test_sizes_that_are_not_the_batch_are_refused(sizes):
 def test_metrics_and_the_timeline_say_who_takes_what_and_why(tmp_path, clock):
     record = RunFolder(tmp_path / "run")
     fit(build(Costs(clock, UNEQUAL)), devices=3, balance=True, emit=record.observer("balanced"))
+    record.close()
     (line,) = [line for line in read_metrics(record.metrics) if line["kind"] == "shares"]
     assert (line["who"], line["samples"]) == ("device", [12, 6, 6])
     assert "device 1 takes 6 of 24 samples (2 ms a sample)" in line["text"]
