@@ -28,6 +28,7 @@ class AgreedShares:
     def __init__(self, job: Job) -> None:
         self._job, self._generation = job, job.generation
         self._balance, self._meter, self._watch = Balance(), CostMeter(), Stopwatch()
+        self._around: Stopwatch | None = None  # of a loop around this one
 
     def of(self, samples: int) -> tuple[int, ...]:
         """The sizes of all workers' parts of the next batch. All workers ask."""
@@ -71,19 +72,21 @@ class AgreedShares:
 
     def begin(self) -> None:
         """The part is given."""
-        self._job.stopwatch = self._watch
+        if self._job.stopwatch is not self._watch:
+            self._around, self._job.stopwatch = self._job.stopwatch, self._watch
         self._watch.begin()
 
     def end(self) -> None:
         """The next one is asked for."""
         job, seconds = self._job, self._watch.end()
-        if job.share is not None and job.share.samples and not job.undone:
+        alike = job.generation == self._generation and not job.undone  # else it waited for others to come or die
+        if alike and job.share is not None and job.share.samples:
             self._meter.add(job.share.samples, seconds)
 
     def leave(self) -> None:
         """The loop is over."""
         if self._job.stopwatch is self._watch:
-            self._job.stopwatch = None
+            self._job.stopwatch, self._around = self._around, None
 
     def explain(self) -> str:
         return self._balance.explain()

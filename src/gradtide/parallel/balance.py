@@ -13,9 +13,26 @@ from gradtide.parallel.part_costs import Estimate
 __all__ = ["OFTEN", "SELDOM", "Balance"]
 
 OFTEN, SELDOM = 10, 8  # measurements after which, and how many batches apart, estimates are compared less often
+_KNOWN_SIZES = 256
 _FIRST = 2  # measurements of everybody, before the first shares that are not even
 _WORTH = 0.02  # what a change of shares has to save
 _SURE, _SURER = 2.5, 3.0  # and in standard errors of the estimates: from shares that are not even, and from even ones
+
+
+class _Cut:
+    """Batches cut by these costs: most are of the same size."""
+
+    def __init__(self, costs: tuple[Cost, ...]) -> None:
+        self.costs = costs
+        self._known: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def of(self, samples: int, least: int) -> tuple[int, ...]:
+        found = self._known.get((samples, least))
+        if found is None:
+            if len(self._known) >= _KNOWN_SIZES:
+                self._known = {}
+            found = self._known[samples, least] = fair_shares(self.costs, samples, least)
+        return found
 
 
 class Balance:
@@ -23,25 +40,19 @@ class Balance:
 
     def __init__(self, who: str = "worker") -> None:
         self._who = who
-        self._costs: tuple[Cost, ...] | None = None  # by which batches are cut; None: evenly
+        self._cut: _Cut | None = None  # by which batches are cut; None: evenly
         self._estimates: tuple[Estimate | None, ...] = ()
         self._batch = (0, 1)  # samples and the least part of the batch that was decided for
-        self._cut: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self.wait = 0  # batches until estimates are compared again
 
     def shares(self, samples: int, parts: int, least: int = 1) -> tuple[int, ...]:
         """How a batch is cut, in the order of the workers or devices."""
-        if self._costs is None or len(self._costs) != parts:
-            return even_shares(samples, parts)
-        known = self._cut.get((samples, parts, least))
-        if known is None:
-            known = self._cut[samples, parts, least] = fair_shares(self._costs, samples, least)
-        return known
+        cut = self._cut  # a thread that reads ahead may ask while another decides
+        return even_shares(samples, parts) if cut is None or len(cut.costs) != parts else cut.of(samples, least)
 
     def forget(self) -> None:
         """Others work on it from now on: even shares, until their estimates are compared."""
-        self._costs, self._estimates, self.wait = None, (), 0
-        self._cut.clear()
+        self._cut, self._estimates, self.wait = None, (), 0
 
     def decide(self, estimates: Sequence[Estimate | None], samples: int, least: int = 1) -> bool:
         """Takes everybody's estimates before a batch: whether the shares are others now. Who has none is taken for an
@@ -55,11 +66,10 @@ class Balance:
         costs = _costs(estimates, known)
         now, then = self.shares(samples, len(costs), least), fair_shares(costs, samples, least)
         saved = 1.0 - longest_s(costs, then) / longest_s(costs, now)
-        sure = _SURER if self._costs is None else _SURE
+        sure = _SURER if self._cut is None else _SURE
         if saved <= max(_WORTH, sure * max(one.doubt for one in known)):
             return False
-        self._costs, self.wait = costs, 0 if young else SELDOM // 2
-        self._cut.clear()
+        self._cut, self.wait = _Cut(costs), 0 if young else SELDOM // 2
         return then != now
 
     def explain(self) -> str:
