@@ -7,7 +7,7 @@ report.py      medians, ratios and a JSON file
 train.py       gradtide against plain PyTorch, the textbook's loop and DDP over Gloo
 workers.py     workers of gradtide against DDP, and processes that never synchronise
 overlap.py     what overlap is worth between two hosts on a slow wire, beside the planner's prediction
-frugal/        what it saves to share the work fairly
+frugal/        what sending less and sharing the work fairly are worth, and what they cost in accuracy
 allreduce.py   collectives against Gloo, Open MPI and MPICH
 between_hosts.py  collectives between hosts against Gloo and a bare pair of sockets
 staleness.py   time to accuracy through servers in bsp, bounded and async, when workers are not equally fast

@@ -22,6 +22,8 @@ from gradtide.sync import Job
 from gradtide.sync.buckets import cut_into_buckets
 from gradtide.train.models import build_model
 
+__all__ = ["main", "predict_step", "timeline"]
+
 
 def independent(model: nn.Module, batch: Batch, prediction: Path) -> tuple[Step, Step]:
     return plain_step(model, batch), lambda: None
@@ -40,16 +42,16 @@ def with_gradtide(model: nn.Module, batch: Batch, prediction: Path, overlap: boo
     keep_freed_memory()  # as it will be later
     group.barrier()
     group.explain(probe=True)  # for the prediction
-    times = [_timeline(model, optimizer, batch) for _ in range(7)][2:]
+    times = [timeline(model, optimizer, batch) for _ in range(7)][2:]
     wrapped = gradtide.DataParallel(model, optimizer, overlap=overlap, job=Job.of(group))
     if group.rank == 0:
         assert group.exchange_model is not None
-        step_s = _predict(times, list(model.parameters()), group.exchange_model, overlap)
+        step_s = predict_step(times, list(model.parameters()), group.exchange_model, overlap)
         prediction.write_text(json.dumps({"step_s": step_s}))
     return wrapped_step(wrapped, batch), group.barrier
 
 
-def _timeline(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> tuple[list[float], float]:
+def timeline(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> tuple[list[float], float]:
     """When each parameter's gradient is whole, and when a step ends that is not synchronised, in seconds."""
     ready: list[float] = [0.0] * len(list(model.parameters()))
 
@@ -70,7 +72,7 @@ def _timeline(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) 
     return ready, end
 
 
-def _predict(
+def predict_step(
     times: list[tuple[list[float], float]], parameters: list[nn.Parameter], model: ExchangeModel, overlap: bool
 ) -> float:
     """One bucket after the other takes what its links did when measured, from when it is ready, or from the end of

@@ -5,6 +5,7 @@ common.py      what all of them do: where figures go, what is said meanwhile and
 train.py       devices of one process, or workers, against PyTorch alone and DDP
 overlap.py     two hosts of which the wire is slow
 balance.py     workers of which one is slow, with equal shares and with shares that follow speed
+frugal.py      the same two hosts, where workers send less
 allreduce.py   collectives against Gloo and MPI
 store.py       push_pull against a bare pair of sockets, Redis and Ray
 recovery.py    from a kill to the next step

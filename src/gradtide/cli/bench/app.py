@@ -5,6 +5,7 @@ import typer
 from gradtide.cli.bench.allreduce import allreduce
 from gradtide.cli.bench.balance import balance
 from gradtide.cli.bench.checkpoint import checkpoint
+from gradtide.cli.bench.frugal import frugal
 from gradtide.cli.bench.launch import launch
 from gradtide.cli.bench.overlap import overlap
 from gradtide.cli.bench.recovery import recovery
@@ -15,5 +16,5 @@ from gradtide.cli.bench.train import train
 __all__ = ["bench"]
 
 bench = typer.Typer(help="Measure gradtide beside its peers, interleaved in one run.", no_args_is_help=True)
-for command in (overlap, train, balance, allreduce, store, recovery, checkpoint, staleness, launch):
+for command in (overlap, frugal, balance, train, allreduce, store, recovery, checkpoint, staleness, launch):
     bench.command()(command)
