@@ -109,7 +109,8 @@ def learn(rank, size, name, compress, optimizer, steps, dtype=torch.float32, opt
 
     torch.set_num_threads(1)
     events = []
-    with Group.join(name, rank, size, timeout_s=60) as group:
+    joined = Group.from_environment(timeout_s=60) if name is None else Group.join(name, rank, size, timeout_s=60)
+    with joined as group:
         job, net = Job.of(group), training.build("mlp", dtype)
         rule = training.OPTIMIZERS[optimizer](net.parameters(), 0.1)
         model = gradtide.DataParallel(net, rule, job=job, compress=compress, emit=events.append, **(options or {}))

@@ -93,7 +93,7 @@ def test_every_codec_learns_and_all_workers_are_alike(workers, dense, compress):
     first, last = np.mean(dense[0][:3]), np.mean(dense[0][-5:])
     assert np.mean(losses[-5:]) < last + 0.3 * (first - last)
     assert said.startswith(f"{compress}: ")
-    assert "MB a step from each worker instead of 1.63" in said
+    assert "MB a step to each worker instead of 1.63" in said
     assert sent[-1] < 0.55 * sum(p.nbytes for p in parameters)
 
 

@@ -17,6 +17,7 @@ WAYS = {
     "auto": {},
     "shared": {"share_parameters": True},
     "all-reduce": {"share_parameters": False},
+    "compressed": {"compress": "topk:1"},
     "torch.distributed": {"sync": "torch.distributed"},
     "servers": {"sync": "servers"},
     "servers that average": {"sync": "servers", "share_parameters": False},
@@ -84,7 +85,7 @@ def check(program, way, found):
 
 
 @pytest.mark.parametrize("program", programs.PROGRAMS)
-@pytest.mark.parametrize("way", ["auto", "shared", "all-reduce", "torch.distributed"])
+@pytest.mark.parametrize("way", ["auto", "shared", "all-reduce", "compressed", "torch.distributed"])
 def test_a_program_on_one_host(workers, program, way):
     found = workers.run(programs.run, 2, training.new_name(), program, dict(WAYS[way]))
     check(program, way, found)

@@ -446,7 +446,7 @@ class Synchroniser:
             return False
         called = self._count(notice is not None and notice.generation == elastic.generation) > 0
         if called and isinstance(self.way, CompressedReduce):
-            self.way.hand_over()
+            self.way.hand_over(elastic.number, () if notice is None else notice.going)
         return called
 
     def _go_on(self, error: CommunicationError | None, finished: bool, *, asking: bool = False) -> None:

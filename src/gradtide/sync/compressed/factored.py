@@ -17,7 +17,7 @@ from gradtide.compress import Residuals
 from gradtide.compress.compiled import Array
 from gradtide.compress.payload import is_finite
 from gradtide.compress.powersgd import SET, SUBTRACT, PowerSGD, expand, orthonormalise, refill, thin
-from gradtide.sync.compressed.state import Part, Round
+from gradtide.sync.compressed.state import BucketPart, Round
 
 __all__ = ["FactoredBucket"]
 
@@ -25,7 +25,7 @@ __all__ = ["FactoredBucket"]
 class _Matrix:
     """One gradient, and its two thin matrices in the bucket's memory."""
 
-    def __init__(self, part: Part, left: Array, right: Array) -> None:
+    def __init__(self, part: BucketPart, left: Array, right: Array) -> None:
         self.part, self.left, self.right = part, left, right
         self.begin = np.zeros_like(right)  # where the power iteration goes on from
         self.next = self.begin
@@ -37,7 +37,7 @@ class FactoredBucket:
     """`exchange` runs in the background, while backward goes on."""
 
     def __init__(
-        self, group: Group, codec: PowerSGD, flat: Tensor, parts: Sequence[Part], residuals: Residuals
+        self, group: Group, codec: PowerSGD, flat: Tensor, parts: Sequence[BucketPart], residuals: Residuals
     ) -> None:
         self._group, self._flat, self._residuals, self._number = group, flat, residuals, -1
         factored = [part for part in parts if codec.kept(part.form)]

@@ -12,7 +12,7 @@ from gradtide.collective import Group
 from gradtide.compress import Codec, PayloadKind, Residuals, payload_bytes, unpack
 from gradtide.compress.compiled import Array
 from gradtide.compress.payload import write, write_nothing
-from gradtide.sync.compressed.state import Part, Round
+from gradtide.sync.compressed.state import BucketPart, Round
 
 __all__ = ["GatheredBucket"]
 
@@ -20,7 +20,9 @@ __all__ = ["GatheredBucket"]
 class GatheredBucket:
     """`exchange` runs in the background, while backward goes on."""
 
-    def __init__(self, group: Group, codec: Codec, flat: Tensor, parts: Sequence[Part], residuals: Residuals) -> None:
+    def __init__(
+        self, group: Group, codec: Codec, flat: Tensor, parts: Sequence[BucketPart], residuals: Residuals
+    ) -> None:
         self._group, self._codec, self._flat, self._parts, self._residuals = group, codec, flat, parts, residuals
         sizes = [payload_bytes(codec, part.form) for part in parts]
         ends = np.cumsum(sizes).tolist()
@@ -40,7 +42,7 @@ class GatheredBucket:
             if not self._encode(part, values[part.place], payload[place], now):
                 apart[part.index] = values[part.place].copy()
         self._group.all_gather(self._own, self._all)
-        rows, coming = self._all.numpy(), list[tuple[int, Part]]()
+        rows, coming = self._all.numpy(), list[tuple[int, BucketPart]]()
         for rank in range(self._group.size):
             for part, place in zip(self._parts, self._places, strict=True):
                 target = values[part.place]
@@ -59,7 +61,7 @@ class GatheredBucket:
         values: Array = (self._flat if _dtype_of(self._flat) is not None else self._flat.float()).numpy()
         return values
 
-    def _encode(self, part: Part, gradient: Array, out: Array, now: Round) -> bool:
+    def _encode(self, part: BucketPart, gradient: Array, out: Array, now: Round) -> bool:
         """False for what goes apart."""
         codec, rate, draw = self._codec, now.rates[part.index], _draw(now.number, self._group.rank, part.index)
         if part.index not in now.given:  # whatever was left out of it before stays

@@ -13,7 +13,7 @@ from gradtide.compress import Compress, Form, Residuals
 from gradtide.sync.job import Job
 from gradtide.sync.trained import Trained
 
-__all__ = ["Compression", "Part", "Rates", "Round", "parts_of", "working_dtype"]
+__all__ = ["BucketPart", "Compression", "ResidualRates", "Round", "parts_of", "working_dtype"]
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Compression:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BucketPart:
     """A parameter's place in its bucket."""
 
     index: int
@@ -67,13 +67,13 @@ class Round:
     rates: dict[int, float | None]  # by which what is left out counts: SGD's learning rates
 
 
-def parts_of(indices: Sequence[int], trained: Trained) -> list[Part]:
+def parts_of(indices: Sequence[int], trained: Trained) -> list[BucketPart]:
     parts, at = [], 0
     for index in indices:
         parameter = trained.parameters[index]
         rows = parameter.shape[0] if parameter.dim() > 1 and parameter.numel() else 1
         form = Form(parameter.numel(), np.dtype(working_dtype(parameter)), rows)
-        parts.append(Part(index, trained.names[index], form, slice(at, at + form.count)))
+        parts.append(BucketPart(index, trained.names[index], form, slice(at, at + form.count)))
         at += form.count
     return parts
 
@@ -83,7 +83,7 @@ def working_dtype(parameter: nn.Parameter) -> Any:
     return np.float64 if parameter.dtype == torch.float64 else np.float32
 
 
-class Rates:
+class ResidualRates:
     """With SGD what was left out of a step counts by the learning rate of that step."""
 
     def __init__(self, trained: Trained) -> None:

@@ -12,7 +12,7 @@ from gradtide.sync.alone import Alone
 from gradtide.sync.buckets import Bucket
 from gradtide.sync.compressed.factored import FactoredBucket
 from gradtide.sync.compressed.gathered import GatheredBucket
-from gradtide.sync.compressed.state import Compression, Rates, Round, parts_of
+from gradtide.sync.compressed.state import Compression, ResidualRates, Round, parts_of
 from gradtide.sync.job import Job
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.trained import Trained
@@ -37,8 +37,7 @@ class CompressedReduce(Reduce):
         group = job.group
         assert group is not None
         super().__init__(trained, group, None, reason, emit, overlap=overlap)
-        self._lane, self._after, self._state, self._rates = group, settings.after, compression, Rates(trained)
-        self._leaving = False  # for good
+        self._lane, self._after, self._state, self._rates = group, settings.after, compression, ResidualRates(trained)
         compression.settle(job)
         known = torch.tensor([compression.steps, compression.rounds])
         compression.steps, compression.rounds = group.broadcast(known).tolist()
@@ -86,13 +85,15 @@ class CompressedReduce(Reduce):
 
     # --- who goes ---
 
-    def depart(self) -> None:
-        self._leaving = True
+    def hand_over(self, number: int, going: Sequence[int]) -> None:
+        """All ranks, when somebody comes or goes: what those who go have left out becomes the first one's who stays.
 
-    def hand_over(self) -> None:
-        """All ranks, when somebody comes or goes: what those who go have left out becomes the first one's who stays."""
+        number: this worker's; going: those who go, as far as this one was told. One who goes may not know it yet.
+        """
         group = self._lane
-        leaving: list[bool] = group.all_gather(torch.tensor([self._leaving])).flatten().tolist()
+        numbers = group.all_gather(torch.tensor([number])).flatten().tolist()
+        told = torch.tensor([int(worker in going) for worker in numbers])
+        leaving = [bool(goes) for goes in group.all_reduce(told, "max").tolist()]
         if not any(leaving) or all(leaving):
             return
         heir = leaving.index(False)
@@ -112,7 +113,7 @@ class LeftToOne(Alone):
     def __init__(self, trained: Trained, job: Job, compression: Compression, emit: Emit) -> None:
         super().__init__(emit)
         self.reason += ", nor to compress"
-        self._trained, self._state, self._rates = trained, compression, Rates(trained)
+        self._trained, self._state, self._rates = trained, compression, ResidualRates(trained)
         compression.settle(job)
 
     def synchronise(self, weights: Sequence[float], late: bool) -> None:
