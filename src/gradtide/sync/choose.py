@@ -54,7 +54,8 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
         if job.size > 1:
             _check_modules(trained)
         each = wishes.share_parameters is False
-        return ServersWay(trained, job, wishes.sync, emit, overlap=wishes.overlap, workers_step=each)
+        settings = None if compression is None else compression.settings
+        return ServersWay(trained, job, wishes.sync, emit, overlap=wishes.overlap, workers_step=each, compress=settings)
     if isinstance(wishes.sync, Local):
         _check_local(trained, wishes)
         job.in_windows = True

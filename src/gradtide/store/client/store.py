@@ -12,6 +12,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
+import torch
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -27,7 +28,7 @@ from gradtide.store.client.fast import Lanes
 from gradtide.store.client.operations import Done
 from gradtide.store.client.pending import Pending, raise_if_refused
 from gradtide.store.client.session import Session, SessionOptions
-from gradtide.store.client.tensors.compressed import Compression
+from gradtide.store.client.tensors.compressed import StoreCompression
 from gradtide.store.client.tensors.values import (
     Destination,
     Keys,
@@ -102,7 +103,7 @@ class Store:
         self._engine, self._session = engine, engine.session
         self._delay = delay  # what keys are initialised with, as KeySpec has it
         self._catalogue = Catalogue(engine)
-        self._compression = Compression(engine)
+        self._compression = StoreCompression(engine)
         self._fast = Lanes(engine, self._catalogue, self._receiving)
         self.last: Done[memoryview] | None = None  # what the latest pull of any thread reported
         weakref.finalize(self, engine.let_go).atexit = False
@@ -162,6 +163,7 @@ class Store:
         weight: float | None = ...,
         wait: Literal[False] = ...,
         flush: bool = ...,
+        whole: bool = ...,
     ) -> Handle[None]: ...
     @overload
     def push(
@@ -172,6 +174,7 @@ class Store:
         weight: float | None = ...,
         wait: Literal[True],
         flush: bool = ...,
+        whole: bool = ...,
     ) -> None: ...
 
     def push(
@@ -182,17 +185,18 @@ class Store:
         weight: float | None = None,
         wait: bool = False,
         flush: bool = False,
+        whole: bool = False,
     ) -> Handle[None] | None:
         """Adds a contribution to one key, a list of keys or a dict. The handle is done when it is in the value.
 
-        Outside of rounds that is when it was applied; in bsp and bounded, when its round is closed. `flush`: a
-        compressed key's goes as it is, with all that compression has left out so far.
+        Outside of rounds that is when it was applied; in bsp and bounded, when its round is closed. Of a
+        compressed key, `whole` sends this one as it is, and `flush` also all that compression has left out so far.
         """
         piece_map = self._catalogue.piece_map(key, None)
         views = sources(piece_map, key, value, "push")
         if piece_map.compressed:
             what = partial(_describe, "push", piece_map)
-            handle = self._compression.push(what, piece_map, views, weight, flush=flush)
+            handle = self._compression.push(what, piece_map, views, weight, flush=flush, whole=whole)
             return handle.wait() if wait else self._in_background(handle)
         pending: Pending[None] = Pending(self._engine, lambda: _describe("push", piece_map), raise_if_refused)
         handle = self._begin(
@@ -280,6 +284,13 @@ class Store:
             if not piece_map.compressed:
                 raise ConfigError(f"{key!r} is not compressed, so nothing is ever left out of it")
         self._compression.add_residuals(residuals)
+
+    def flush_residuals(self) -> None:
+        """Pushes all that compression has left out so far, each key's as a push of its own. For keys outside of rounds:
+        in rounds who leaves takes it along with its last push."""
+        for key, left in self.residuals().items():
+            if self._session.specs[key].delay is None:
+                self.push(key, torch.zeros_like(left), flush=True, wait=True)
 
     def scale_residuals(self, factor: float, keys: Collection[str] | None = None) -> None:
         """Where servers step by SGD and the learning rate changes: old / new, so that it counts what it would have."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradtide.compress import AUTO, CODECS, Compress, as_compress
-from gradtide.compress.codec import Codec, Layout
+from gradtide.compress.codec import Codec, Form
 from gradtide.compress.payload import is_finite
 from gradtide.errors import ConfigError
 from gradtide.store.rules.tensors import DTYPES
@@ -39,7 +39,7 @@ class BlockCodec:
     """Of blocks of so many elements of one dtype."""
 
     codec: Codec
-    layout: Layout
+    layout: Form
     size_bytes: int
 
     @property
@@ -85,7 +85,7 @@ def encoded_bytes(spec: KeySpec, count: int) -> int | None:
 @lru_cache(maxsize=4096)
 def _block_codec(compress: str, dtype: str, count: int) -> BlockCodec | None:
     codec = _codec(compress)
-    layout = Layout(count, np.dtype(dtype))
+    layout = Form(count, np.dtype(dtype))
     size_bytes = codec.body_bytes(layout)
     return BlockCodec(codec, layout, size_bytes) if size_bytes < count * ITEM_BYTES[dtype] else None
 

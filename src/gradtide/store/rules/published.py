@@ -11,6 +11,7 @@ What is not finite can't be encoded: of such a round the values themselves are k
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from gradtide.store.rules.codecs import BlockCodec, answers_whole, block_codec, draw_of, is_ready
@@ -19,25 +20,31 @@ from gradtide.store.wire.messages import KeySpec
 __all__ = ["Published", "publishes", "split_beside"]
 
 _NAME = "published"
-_BEFORE, _RESIDUAL = f"{_NAME} before", f"{_NAME} residual"
+_BEFORE, _RESIDUAL, _AS_IT_IS = f"{_NAME} before", f"{_NAME} residual", f"{_NAME} as it is"
 _ROUND, _WHOLE = f"{_NAME} round ", f"{_NAME} whole "
 
 
 class Published:
-    """Of one block. `value` gives its exact value; `fresh` says that the value is that of a round that just ended."""
+    """Of one block. `value` gives its exact value; `fresh` says that the value is that of a round that just ended;
+    `goes_whole`, that averages are not to be compressed just now."""
 
     def __init__(self, spec: KeySpec, codec: BlockCodec, value: Callable[[], Tensor]) -> None:
         assert spec.delay is not None
         is_ready(spec)  # on a replica, which has until the first round closes
         self._key, self._delay, self._codec, self._value = spec.key, spec.delay, codec, value
         self._differences = not answers_whole(spec)
-        self.fresh = False
+        self.fresh = self.goes_whole = False
         self._closed = 0
         self._rounds: dict[int, Tensor] = {}  # encoded, or whole where that could not be
         self._whole: set[int] = set()  # which of them are
         self._tip = value().clone()  # what workers have after the last round
         self._before = self._tip if self._delay == 0 else self._tip.clone()  # and after the oldest they may ask for
         self._residual: Tensor | None = None  # what the averages that were sent have left out
+
+    @property
+    def averages(self) -> bool:
+        """Whether a round's answer stands for itself."""
+        return not self._differences
 
     def close(self, round_: int) -> None:
         for number in range(max(self._closed + 1, round_ - self._delay), round_ + 1):
@@ -67,7 +74,8 @@ class Published:
                 self._whole.add(round_)
             return
         answer = self._value().clone() if self._residual is None else self._value() + self._residual
-        encoded = self._codec.encode(answer, draw_of(self._key, round_)) if self.fresh else None
+        goes = self.fresh and not self.goes_whole
+        encoded = self._codec.encode(answer, draw_of(self._key, round_)) if goes else None
         self._keep(round_, encoded)
         if encoded is not None and self._codec.feedback:
             self._residual = answer
@@ -85,6 +93,11 @@ class Published:
             values.copy_(self._rounds[round_])
         else:
             self._codec.decode(self._rounds[round_], values, add=self._differences)
+
+    def scale_residual(self, factor: float) -> None:
+        """The learning rate by which workers step has changed: old / new."""
+        if self._residual is not None:
+            self._residual = self._residual * factor
 
     # --- what workers are given ---
 
@@ -114,6 +127,8 @@ class Published:
             found[_BEFORE] = self._before
         if self._residual is not None:
             found[_RESIDUAL] = self._residual
+        if self.goes_whole:
+            found[_AS_IT_IS] = torch.ones(1, dtype=torch.uint8)
         for number, kept in self._rounds.items():
             found[f"{_WHOLE if number in self._whole else _ROUND}{number}"] = kept
         return found
@@ -123,7 +138,7 @@ class Published:
         self._tip = beside[_NAME].clone()
         self._before = beside[_BEFORE].clone() if self._delay else self._tip
         self._residual = beside[_RESIDUAL].clone() if _RESIDUAL in beside else None
-        self._rounds, self._whole = {}, set()
+        self._rounds, self._whole, self.goes_whole = {}, set(), _AS_IT_IS in beside
         for name, kept in beside.items():
             for prefix in (_ROUND, _WHOLE):
                 if name.startswith(prefix):

@@ -16,6 +16,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from hashlib import blake2b
+from math import isfinite
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +36,8 @@ from gradtide.store.wire.messages import Argument, KeySpec, Slot, UpdateRule
 
 __all__ = [
     "ELEMENTWISE",
+    "SCALE_RESIDUAL",
+    "WHOLE_ROUNDS",
     "TorchArithmetic",
     "is_elementwise",
     "is_optimizer",
@@ -56,6 +59,9 @@ _OWN = {"delayed_nesterov": DelayedNesterov}  # elementwise too
 _OPTIMIZERS = {**{name.lower(): name for name in (*ELEMENTWISE, *_NOT_ELEMENTWISE)}, **{name: name for name in _OWN}}
 _NEED_ROUNDS = ("mean", "trimmed_mean", "largest")
 _RULES = ("assign", *_NEED_ROUNDS, *SEMIRINGS)
+# Of `configure`, where averages go back compressed: what was left out is multiplied by this, now; and whether, from now
+# on, averages go as they are, and what was left out stays.
+SCALE_RESIDUAL, WHOLE_ROUNDS = "scale_residual", "whole_rounds"
 # Choices of how torch computes; the server makes them.
 _INTERNAL = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 
@@ -248,10 +254,27 @@ class _Reduced:
             self.published.fresh = True
 
     def check(self, changes: Mapping[str, Argument]) -> None:
+        changes, factor, whole = self._split(changes)
+        if factor is not None and not (isinstance(factor, int | float) and isfinite(factor)):
+            raise ConfigError(f"what was left out can't be scaled by {factor!r}; give a finite number")
+        if whole is not None and not isinstance(whole, bool):
+            raise ConfigError(f"{WHOLE_ROUNDS} is {whole!r}; say True or False")
         _check(UpdateRule(self._rule.name, {**self._rule.arguments, **changes}, self._rule.reduce))
 
     def configure(self, changes: Mapping[str, Argument]) -> None:
+        changes, factor, whole = self._split(changes)
         self._rule = UpdateRule(self._rule.name, {**self._rule.arguments, **changes}, self._rule.reduce)
+        if self.published is not None and isinstance(factor, int | float):
+            self.published.scale_residual(float(factor))
+        if self.published is not None and whole is not None:
+            self.published.goes_whole = bool(whole)
+
+    def _split(self, changes: Mapping[str, Argument]) -> tuple[dict[str, Argument], Argument, Argument]:
+        """Where averages go back compressed, some changes are about that, and are no arguments of the rule."""
+        changes = dict(changes)
+        if self.published is None or not self.published.averages:
+            return changes, None, None
+        return changes, changes.pop(SCALE_RESIDUAL, None), changes.pop(WHOLE_ROUNDS, None)
 
     def arguments(self) -> Arguments:
         return self._rule.arguments

@@ -16,9 +16,11 @@ def check_compression(settings: Compress, trained: Trained, goes: str, *, shared
     text = f"compress={str(settings)!r}"
     if goes == "servers" and settings.codec == "powersgd":
         raise ConfigError(f"{text} adds up thin matrices between workers, which servers can't; leave Servers out")
-    if goes in ("servers", "local"):
+    if goes == "servers" and settings.after:
+        raise ConfigError(f"{settings!r}: servers compress from the first round on; leave after= out")
+    if goes == "local":
         raise ConfigError(f"{text} goes over collectives, at every step; leave {goes.capitalize()}(...) out")
-    if goes != "auto":
+    if goes not in ("auto", "servers"):
         raise ConfigError(f"{text} goes with sync='auto' alone, where what is compressed has its own way; not {goes!r}")
     if shared:
         raise ConfigError(f"with {text} each worker has parameters of its own; leave share_parameters= out")
@@ -29,6 +31,7 @@ def check_compression(settings: Compress, trained: Trained, goes: str, *, shared
                     f"{text} does not go with {type(optimizer).__name__}, whose second moments would be those of the "
                     "signs; use SGD, or int8"
                 )
+    wide = {torch.float32, torch.float64} if goes == "servers" else _FLOATS
     for name, parameter in [] if settings.codec == AUTO else zip(trained.names, trained.parameters, strict=True):
-        if parameter.dtype not in _FLOATS or parameter.device.type != "cpu":
+        if parameter.dtype not in wide or parameter.device.type != "cpu":
             raise ConfigError(f"{text}: {name} is {parameter.dtype} on {parameter.device}; codecs take floats on cpu")

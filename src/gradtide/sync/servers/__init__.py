@@ -5,6 +5,7 @@ lodging.py     a training's keys on the servers: who makes them, who may come, w
 attendance.py  a worker's place at the servers, from when it connects to when it leaves
 options.py     the options that servers step with, and how they are told of changes
 averages.py    what servers that only average keep: gradients, and which of them there are
+smaller.py     gradients that are compressed on their way: which, what that saves, what is left out of them
 way.py         the way of a gradient, to the servers and back
 """
 

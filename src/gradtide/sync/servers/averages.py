@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gradtide.errors import ConfigError
+from gradtide.sync.servers.smaller import Smaller
 from gradtide.sync.state import DIGEST_BYTES, Options
 from gradtide.sync.trained import Trained
 
@@ -18,11 +19,12 @@ _USED, _SPARSE = "which parameters have a gradient", "which rows have a gradient
 class Averages:
     """`room` is where they are pulled to, by key."""
 
-    def __init__(self, trained: Trained, key: Callable[[str], str], *, in_step: bool) -> None:
+    def __init__(self, trained: Trained, key: Callable[[str], str], smaller: Smaller, *, in_step: bool) -> None:
         """`in_step`: all workers are in the same step, so that their options can be compared."""
-        self._trained, self._key, self._in_step = trained, key, in_step
+        self._trained, self._key, self._in_step, self._smaller = trained, key, in_step, smaller
         self._used = key(f"{_USED}, of {len(trained.parameters)}")
         self._sparse = _find_sparse(trained)
+        smaller.follow(trained, key, never=[trained.names[index] for index in self._sparse])
         self.room = {key(n): torch.zeros_like(p) for n, p in zip(trained.names, trained.parameters, strict=True)}
         self.room[self._used] = torch.zeros(2 * len(trained.parameters) + DIGEST_BYTES + 1)
         for index in self._sparse:
@@ -51,11 +53,12 @@ class Averages:
             gradient = self.room[self._key(name)]
             if not used[index]:
                 parameter.grad = None
+                self._smaller.carry(self._key(name), gradient)
             elif sparse[index]:
                 rows = self.room[self._key(_SPARSE + name)].nonzero().flatten()
                 parameter.grad = torch.sparse_coo_tensor(rows[None], gradient[rows], parameter.shape).coalesce()
             else:
-                parameter.grad = gradient.clone()
+                parameter.grad = self._smaller.with_carried(self._key(name), gradient.clone())
         return bool(late)
 
     def _check_options(self, mean: Tensor) -> None:

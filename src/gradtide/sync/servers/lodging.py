@@ -36,6 +36,7 @@ class Lodging:
         self._store, self._job, self._servers = store, job, servers
         self._number, self._size, self._script = number, size, b""
         self._prefix = f"{servers.name}/" if servers.name else ""
+        self.compress_of: Callable[[str], str] = lambda key: ""  # how a key is compressed that gradients go to
         self.clients = frozenset[str]()  # those who began this training, as the store calls them
 
     def key(self, name: str) -> str:
@@ -121,7 +122,7 @@ class Lodging:
         there = set(self._store.keys())
         for key, value in keys.items():
             if key not in there:
-                self._store.init(key, value, update=rule_of(key))
+                self._store.init(key, value, update=rule_of(key), compress=self.compress_of(key))
 
     def _compare(self, own: Sequence[str]) -> None:
         """What worker 0 has built must be what this one has."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradtide.compress import Compress
 from gradtide.errors import Closed, ConfigError
 from gradtide.events import Emit, GradientsSynchronised, Waiting
 from gradtide.handle import Handle
@@ -27,6 +28,7 @@ from gradtide.sync.servers.attendance import Attendance, find_address
 from gradtide.sync.servers.averages import Averages
 from gradtide.sync.servers.options import ToldOptions, why_servers_cannot_step
 from gradtide.sync.servers.settings import Servers
+from gradtide.sync.servers.smaller import Smaller
 from gradtide.sync.trained import Trained, has_stepped
 from gradtide.sync.ways import EveryStep
 
@@ -43,7 +45,15 @@ class ServersWay(EveryStep):
     one_weight = True
 
     def __init__(
-        self, trained: Trained, job: Job, servers: Servers, emit: Emit, *, overlap: bool, workers_step: bool = False
+        self,
+        trained: Trained,
+        job: Job,
+        servers: Servers,
+        emit: Emit,
+        *,
+        overlap: bool,
+        workers_step: bool = False,
+        compress: Compress | None = None,
     ) -> None:
         self._emit = emit
         self._job, self._overlap, self._mode = job, overlap, servers.mode
@@ -67,15 +77,21 @@ class ServersWay(EveryStep):
         self._weighed: float | None = None  # what weigh() said for this step
         self._attendance = Attendance(job, servers, address)
         self.store, self._lodging = self._attendance.store, self._attendance.lodging
-        self._options = ToldOptions(self.store, job, self._lodging, in_rounds=self._mode != "async")
+        in_rounds = self._mode != "async"
+        self._smaller = Smaller(self.store, compress, in_rounds=in_rounds, servers_step=self.servers_step)
+        self._lodging.compress_of = self._smaller.codec_of
+        self._options = ToldOptions(self.store, job, self._lodging, in_rounds=in_rounds)
         self._follow_members()
         self._waiting: list[Handle[None]] = []
         self._lay_out(trained)
         try:
             self._move_in()
+            self._smaller.check()
         except BaseException:
             self.close()
             raise
+        saved = self._smaller.describe()
+        self.reason += f"; {saved}" if saved else ""
         self._values_seen.remember_all(trained.parameters)
         atexit.register(self._end)
         if self.servers_step:
@@ -93,7 +109,9 @@ class ServersWay(EveryStep):
         self._trained = trained
         self._values = {self._key(n): p.detach() for n, p in zip(trained.names, trained.parameters, strict=True)}
         if self.workers_step:
-            self._averages = Averages(trained, self._key, in_step=self._mode == "bsp")
+            self._averages = Averages(trained, self._key, self._smaller, in_step=self._mode == "bsp")
+        else:
+            self._smaller.follow(trained, self._key)
         self._buckets = Buckets(trained.parameters, overlap=self._overlap)
         if self.servers_step:
             self._options.follow(trained)
@@ -156,14 +174,15 @@ class ServersWay(EveryStep):
         """Who has no gradient of a parameter says so with a negative weight: if nobody has, nothing happens to it."""
         self._begin_round()
         names, parameters = self._trained.names, self._trained.parameters
-        by_weight: dict[float, dict[str, Tensor]] = {}
+        by_weight: dict[tuple[float, bool], dict[str, Tensor]] = {}
         for index in indices:
             gradient, counts = self._measured(parameters[index].grad, weights[index])
             if gradient is None:
                 gradient, counts = torch.zeros_like(parameters[index]), -counts if self.servers_step else counts
-            by_weight.setdefault(counts, {})[self._key(names[index])] = _dense(gradient)
-        for counts, named in by_weight.items():
-            self._waiting.append(self.store.push(named, weight=counts))
+            alike = by_weight.setdefault((counts, self._smaller.goes_whole(index)), {})
+            alike[self._key(names[index])] = _dense(gradient)
+        for (counts, whole), named in by_weight.items():
+            self._waiting.append(self.store.push(named, weight=counts, whole=whole))
 
     def _measured(self, gradient: Tensor | None, counts: float) -> tuple[Tensor | None, float]:
         """The servers divide by the sum of the weights, so all must be of one batch: the one that comes before this
@@ -244,11 +263,14 @@ class ServersWay(EveryStep):
         if self._attendance.is_over:
             self.close()
             raise Dismissed(0)
+        if self._mode != "async" or self._job.elastic is not None:
+            self._smaller.notice_deaths(led=self._job.rank == 0)
         self._options.took_over |= self._attendance.follow_members()
 
     def depart(self) -> None:
         """Goes after the next few steps, when the others know it; in async, where nobody waits, at once."""
         if self._mode == "async":
+            self.store.flush_residuals()
             self.close()
             raise Dismissed(0)
         self._attendance.depart()
@@ -259,7 +281,7 @@ class ServersWay(EveryStep):
         if self._mode == "bsp":
             for handle in self._waiting:
                 handle.wait()
-        self._emit(GradientsSynchronised(sum(p.nbytes for p in self._trained.parameters)))
+        self._emit(GradientsSynchronised(self._smaller.sent_bytes))
 
     def _push_the_rest(self, weights: Sequence[float]) -> None:
         rest = [index for bucket in self._buckets.rest() for index in bucket.indices]
@@ -336,6 +358,7 @@ class ServersWay(EveryStep):
             self.store.push(buffers, wait=True)
         if self.servers_step:
             self._options.tell()
+        self._smaller.scale(led=self.led)
 
     def uneven(self) -> AbstractContextManager[None]:
         """In it some workers may take more steps than others: who goes on shares the batches of those who ended."""
@@ -357,6 +380,8 @@ class ServersWay(EveryStep):
         waiting, self._waiting = self._waiting, []
         for handle in waiting:
             handle.wait(self._job.timeout_s)
+        if self._mode == "async":
+            self.store.flush_residuals()
         if announced and self._job.elastic is None:
             self._attendance.wait_until_end_is_known()
             if self._pushed:  # else it has taken no step that others could have missed

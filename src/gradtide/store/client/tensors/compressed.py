@@ -26,7 +26,7 @@ from gradtide.store.wire.layouts import Layout
 from gradtide.store.wire.messages import KeySpec, Piece, Version
 from gradtide.store.wire.placement import block_count, block_elements, block_span, shard_of
 
-__all__ = ["Compression"]
+__all__ = ["StoreCompression"]
 
 Name = tuple[str, int]
 
@@ -40,7 +40,7 @@ class _Push:
     changes: dict[Name, Change]
 
 
-class Compression:
+class StoreCompression:
     """Of one store."""
 
     def __init__(self, engine: Engine) -> None:
@@ -61,14 +61,18 @@ class Compression:
         weight: float | None,
         *,
         flush: bool,
+        whole: bool,
     ) -> Pending[None]:
-        """Begins a push. `flush`: with all that earlier ones have left out."""
+        """Begins a push. `flush`: with all that earlier ones have left out. `whole`: without, and not encoded."""
         self._wait_for_pulls(piece_map.layout.keys)
         session, keys = self._session, piece_map.layout.keys
         with self._pushing:
             round_ = self._round_of(keys)
             last = bool(self.until) and bool(round_) and round_ >= self.until - 1
-            made = self._encode(piece_map, views, 1.0 if weight is None else weight, round_, flush=flush or last)
+            counts = 1.0 if weight is None else weight
+            made = _Push(views, frozenset(), {})
+            if flush or last or not whole:
+                made = self._encode(piece_map, views, counts, round_, flush=flush or last)
             shards = {(piece.key, piece.block): part.shard for part in piece_map.layout.parts for piece in part.pieces}
 
             def begin(now_s: float) -> Any:
@@ -216,7 +220,7 @@ class Compression:
 class _Receiving:
     """One pull: what is received encoded, and what becomes of it."""
 
-    def __init__(self, owner: Compression, piece_map: PieceMap, landing: Destination, rows: slice | None) -> None:
+    def __init__(self, owner: StoreCompression, piece_map: PieceMap, landing: Destination, rows: slice | None) -> None:
         self._owner, self._piece_map, self._landing, self._rows = owner, piece_map, landing, rows
         self._specs = {spec.key: spec for spec in piece_map.specs}
         self.step, self.whole = 0, False

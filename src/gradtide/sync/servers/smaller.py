@@ -1,0 +1,140 @@
+"""Gradients that are compressed on their way to servers and back: which, what that saves, and what is left out of them.
+
+The store does it (docs/store.md). Here is what only a training knows: learning rates, by which what SGD leaves out
+counts, and who has died.
+"""
+
+import warnings
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradtide.compress import AUTO, Compress
+from gradtide.errors import ConfigError
+from gradtide.store import Store
+from gradtide.store.rules.codecs import encoded_bytes
+from gradtide.store.rules.updates import SCALE_RESIDUAL, WHOLE_ROUNDS
+from gradtide.store.wire.layouts import pieces_of
+from gradtide.store.wire.messages import KeySpec, UpdateRule
+from gradtide.sync.compressed.state import Rates
+from gradtide.sync.trained import Trained
+
+__all__ = ["Smaller"]
+
+
+class Smaller:
+    """One worker's. `settings` None: nothing is compressed, and all of this does nothing."""
+
+    def __init__(self, store: Store, settings: Compress | None, *, in_rounds: bool, servers_step: bool) -> None:
+        self._auto = settings is not None and settings.codec == AUTO
+        self._settings = None if self._auto else settings
+        self._store, self._in_rounds, self._servers_step = store, in_rounds, servers_step
+        self._rates: dict[str, float] = {}  # by key: the learning rate, but for 0, by which what is left out counts
+        self._resting = set[str]()  # keys whose learning rate is 0
+        self._known: dict[str, int] = {}  # clients in the rounds, with the first round without each that has said so
+        self._carried: dict[str, Tensor] = {}
+        self._said = False
+
+    def __bool__(self) -> bool:
+        return self._settings is not None
+
+    def follow(self, trained: Trained, key: Callable[[str], str], never: Collection[str] = ()) -> None:
+        """Other parameters are trained from now on. `never`: those that go as they are."""
+        self._trained, self._key = trained, key
+        self._now = Rates(trained)
+        self._keys = {key(name) for name in trained.names if name not in never} if self else set()
+        named = zip(map(key, trained.names), trained.parameters, strict=True)
+        self.sent_bytes = sum(_bytes(key, parameter, self.codec_of(key)) for key, parameter in named)  # one way, a step
+
+    def codec_of(self, key: str) -> str:
+        return str(self._settings) if key in self._keys else ""
+
+    def check(self) -> None:
+        """Keys that were there before must be compressed as is said now."""
+        said = str(self._settings) if self else ""
+        for key in sorted(self._keys)[:1] if self else [self._key(name) for name in self._trained.names[:1]]:
+            there = self._store.info(key).compress
+            if there != said:
+                raise ConfigError(
+                    f"compress={said or None!r}, but the training on these servers has compress={there or None!r}; say "
+                    "the same on all workers, or Servers(..., name='another') to begin a new one"
+                )
+
+    # --- what it saves ---
+
+    def describe(self) -> str:
+        """int8 both ways: 20 MB a step instead of 80."""
+        if self._auto:
+            return "compress='auto': none, since nothing predicts the time of servers; name a codec"
+        if not self:
+            return ""
+        sent, dense = self.sent_bytes, sum(parameter.nbytes for parameter in self._trained.parameters)
+        ways = "both ways" if self._in_rounds else "to the servers, and whole values back, since async has no rounds"
+        return f"{self._settings} {ways}: {sent / 1e6:.3g} MB a step instead of {dense / 1e6:.3g}"
+
+    # --- what is left out ---
+
+    def scale(self, *, led: bool) -> None:
+        """Before gradients leave: with SGD, what was left out counts by the rate of its step. `led`: this worker tells
+        the servers, where they keep some too."""
+        if not self:
+            return
+        rates = self._now.now(range(len(self._trained.names)))
+        for index, name in enumerate(self._trained.names):
+            key, rate = self._key(name), rates[index]
+            if rate is not None and key in self._keys:
+                changes = self._change_rate(key, rate)
+                if changes and led and not self._servers_step:
+                    self._store.configure(key, from_round=self._store.step, **changes)
+
+    def _change_rate(self, key: str, rate: float) -> dict[str, Any]:
+        """What servers that average must be told."""
+        changes: dict[str, Any] = {}
+        if (rate == 0.0) != (key in self._resting):
+            changes[WHOLE_ROUNDS] = rate == 0.0
+            self._resting ^= {key}
+        if rate == 0.0:
+            return changes
+        old, self._rates[key] = self._rates.get(key, rate), rate
+        if old == rate:
+            return changes
+        self._store.scale_residuals(old / rate, [key])
+        if key in self._carried:
+            self._carried[key] *= old / rate
+        return {**changes, SCALE_RESIDUAL: old / rate}
+
+    def goes_whole(self, index: int) -> bool:
+        """With a learning rate of 0 nothing may be used up that would count later."""
+        return bool(self) and self._now.now([index])[index] == 0.0
+
+    def carry(self, key: str, answer: Tensor) -> None:
+        """Nobody had a gradient, so nobody steps: what came, left out earlier, counts with the next gradient."""
+        if key in self._keys and answer.any():
+            self._carried[key] = self._carried[key] + answer if key in self._carried else answer.clone()
+
+    def with_carried(self, key: str, gradient: Tensor) -> Tensor:
+        carried = None if key in self._resting else self._carried.pop(key, None)
+        return gradient if carried is None else gradient.add_(carried)
+
+    def notice_deaths(self, *, led: bool) -> None:
+        """What a worker that was killed had left out is lost."""
+        if not self or self._said:
+            return
+        now = {member.client: member.until for member in self._store.round_members}
+        died = any(client not in now and not until for client, until in self._known.items())
+        self._known = now
+        if died and led:
+            self._said = True
+            warnings.warn(
+                "a worker died, and with it what compression had left out of its gradients so far; the others keep "
+                "theirs (said once)",
+                stacklevel=2,
+            )
+
+
+def _bytes(key: str, parameter: torch.nn.Parameter, codec: str) -> int:
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    spec = KeySpec(key, tuple(parameter.shape), dtype, UpdateRule("mean"), 0, compress=codec)
+    return sum(piece.size_bytes for piece in pieces_of(spec, None, encoded_bytes))
