@@ -162,8 +162,9 @@ class HostLinks:
         return self._ranks[int(self._deal[Deal.WORDS + link * LinkRow.WORDS + LinkRow.DESCRIPTOR])]
 
     def _meddling(self) -> PeerLost | None:
-        rank = self._rank_of(int(self._words[Deal.BROKEN_LINK]))
-        why = meddling_with(link) if (link := self._sockets.get(rank)) is not None else ""
+        rank = self._rank_of(int(self._deal[Deal.BROKEN_LINK]))
+        found = (meddling_with(flow[rank]) for flow in self._flows if rank in flow)
+        why = next(filter(None, found), "")
         return self._watch.meddling(rank, why) if why else None
 
     def _broken(self) -> PeerLost:

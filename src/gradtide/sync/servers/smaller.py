@@ -18,7 +18,7 @@ from gradtide.store.rules.codecs import encoded_bytes
 from gradtide.store.rules.updates import SCALE_RESIDUAL, WHOLE_ROUNDS
 from gradtide.store.wire.layouts import pieces_of
 from gradtide.store.wire.messages import KeySpec, UpdateRule
-from gradtide.sync.compressed.state import Rates
+from gradtide.sync.compressed.state import ResidualRates
 from gradtide.sync.trained import Trained
 
 __all__ = ["Smaller"]
@@ -43,7 +43,7 @@ class Smaller:
     def follow(self, trained: Trained, key: Callable[[str], str], never: Collection[str] = ()) -> None:
         """Other parameters are trained from now on. `never`: those that go as they are."""
         self._trained, self._key = trained, key
-        self._now = Rates(trained)
+        self._now = ResidualRates(trained)
         self._keys = {key(name) for name in trained.names if name not in never} if self else set()
         named = zip(map(key, trained.names), trained.parameters, strict=True)
         self.sent_bytes = sum(_bytes(key, parameter, self.codec_of(key)) for key, parameter in named)  # one way, a step
