@@ -6,7 +6,7 @@ from torch import nn
 
 import gradtide
 from gradtide.events import GradientsReady, GradientsSynchronised, ParametersUpdated, Waiting
-from gradtide.parallel.pace import Pace
+from gradtide.parallel.pace import StepPace
 from gradtide.sync import Job, Local
 
 
@@ -21,7 +21,7 @@ class Clock:
 def paced(steps, every, own_s=0.02, meeting_s=0.5):
     """`every` None: all steps are taken together."""
     clock, seen = Clock(), []
-    pace = Pace(seen.append, clock)
+    pace = StepPace(seen.append, clock)
     for step in range(1, steps + 1):
         clock.now_s += own_s
         pace.observe(GradientsReady())
@@ -61,7 +61,7 @@ def test_local_steps_are_measured_apart_from_meetings():
 
 def test_a_second_wait_until_all_have_stepped_counts_too():
     clock = Clock()
-    pace = Pace(lambda event: None, clock)
+    pace = StepPace(lambda event: None, clock)
     for _ in range(9):
         for event in (GradientsReady(), Waiting(), GradientsSynchronised(10), Waiting(), ParametersUpdated()):
             pace.observe(event)

@@ -12,7 +12,7 @@ import gradtide.errors
 from gradtide.collective import Group
 from gradtide.parallel.agreed_shares import AgreedShares
 from gradtide.sync import Job
-from gradtide.sync.stopwatch import Stopwatch
+from gradtide.sync.watching.stopwatch import Stopwatch
 
 SAMPLES, BATCH, EPOCHS = 240, 24, 3
 

@@ -18,7 +18,7 @@ from gradtide.parallel import agreed_shares
 from gradtide.sync import reduce, servers
 from gradtide.sync.shared import pieces
 from gradtide.sync.shared import way as shared
-from gradtide.sync.stopwatch import Stopwatch
+from gradtide.sync.watching.stopwatch import Stopwatch
 
 folder, steps, optimizer, share, *deaths = sys.argv[1:]
 around = read_environment()

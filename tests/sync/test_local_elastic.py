@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from gradtide.processes.job_protocol import scale
-from gradtide.testing.local_oracle import Change, LocalPlan, play_local
+from gradtide.testing.local_oracle import LocalPlan, MemberChange, play_local
 
 HERE = Path(__file__).parent
 
@@ -68,7 +68,13 @@ def test_workers_that_die_in_a_window_or_a_meeting_are_lost_at_that_boundary(tmp
     know it yet, and is told; worker 1 between the all-reduces of a meeting."""
     places = ["3:0:step2", "0:0:left2@1,2", "2:0:lost-left2", "1:0:meet4.3"]
     run(tmp_path, ["--workers", "4", "--min-workers", "1"], 2, 4, 0, "loader", *places)
-    check(tmp_path, [2], 4, 2, plan({4: Change(dies=(3,)), 12: Change(dies=(0,)), 16: Change(dies=(0,))}))
+    check(
+        tmp_path,
+        [2],
+        4,
+        2,
+        plan({4: MemberChange(dies=(3,)), 12: MemberChange(dies=(0,)), 16: MemberChange(dies=(0,))}),
+    )
 
 
 @pytest.mark.parametrize("source", ["loader", pytest.param("list", marks=pytest.mark.slow)])
@@ -76,13 +82,13 @@ def test_a_survivor_that_is_ahead_waits_at_the_boundary_and_batches_stay_cut_as_
     """Worker 0 dies after a meeting; worker 1 finds it at once, and worker 2 at the end of the window."""
     places = ["0:0:left2@1,2", "1:0:lost-left2", "2:0:step19"]
     run(tmp_path, ["--workers", "3", "--min-workers", "1"], 2, 4, 0, source, *places)
-    check(tmp_path, [1], 3, 2, plan({12: Change(dies=(0,)), 20: Change(dies=(1,))}))
+    check(tmp_path, [1], 3, 2, plan({12: MemberChange(dies=(0,)), 20: MemberChange(dies=(1,))}))
 
 
 def test_a_worker_that_is_started_again_begins_from_the_base_at_the_boundary(tmp_path):
     output = run(tmp_path, ["--workers", "3", "--max-restarts", "1"], 2, 4, 0, "loader", "1:0:step2")
     assert "worker 1 comes after batch 4" in output
-    check(tmp_path, [0, 1, 2], 3, 2, plan({4: Change(dies=(1,), comes=1)}))
+    check(tmp_path, [0, 1, 2], 3, 2, plan({4: MemberChange(dies=(1,), comes=1)}))
 
 
 def test_workers_come_and_go_at_boundaries_and_those_who_go_give_what_they_have(tmp_path):
@@ -109,7 +115,7 @@ def test_workers_come_and_go_at_boundaries_and_those_who_go_give_what_they_have(
         finally:
             process.kill()
     assert came % 4 == went % 4 == 0
-    check(tmp_path, [0], 1, 30, plan({came: Change(comes=1), went: Change(goes=(1,))}))
+    check(tmp_path, [0], 1, 30, plan({came: MemberChange(comes=1), went: MemberChange(goes=(1,))}))
 
 
 def test_one_that_dies_while_steps_are_taken_together_shows_in_nothing(tmp_path):

@@ -12,7 +12,7 @@ import gradtide
 from gradtide.events import SharesChanged
 from gradtide.parallel import agreed_shares
 from gradtide.sync import current_job
-from gradtide.sync.stopwatch import Stopwatch
+from gradtide.sync.watching.stopwatch import Stopwatch
 
 SAMPLES, BATCH = 240, 24
 now_s = 0.0

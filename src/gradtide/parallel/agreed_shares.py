@@ -15,7 +15,7 @@ from gradtide.parallel.agreement import PURPOSE
 from gradtide.parallel.balance import Balance
 from gradtide.parallel.part_costs import CostMeter, Estimate
 from gradtide.sync import Job
-from gradtide.sync.stopwatch import Stopwatch
+from gradtide.sync.watching.stopwatch import Stopwatch
 
 __all__ = ["NOBODY_WAITS", "AgreedShares"]
 

@@ -14,7 +14,7 @@ from torch import nn
 from gradtide.compress import Compress, as_compress
 from gradtide.errors import ConfigError
 from gradtide.events import Emit, ignore
-from gradtide.parallel.pace import Pace
+from gradtide.parallel.pace import StepPace
 from gradtide.parallel.worker_random import WorkerRandom
 from gradtide.schedule.model import Schedule
 from gradtide.sync import Job, Local, Servers, current_job
@@ -71,7 +71,7 @@ class DataParallel(nn.Module):
         if timeouts is not None:
             self._job.wait_as(timeouts)
         _refuse_sync_batch_norm(module, self._job)
-        self._random, self._pace = WorkerRandom(self._job), Pace(emit)
+        self._random, self._pace = WorkerRandom(self._job), StepPace(emit)
         closures = isinstance(sync, Local) and sync.over is not None and not sync.after  # others see changes alone
         self._synchroniser = Synchroniser(
             find_trained(module, optimizer, clip_norm, broadcast_buffers=broadcast_buffers, closures=closures),

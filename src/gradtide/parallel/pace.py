@@ -9,13 +9,13 @@ from gradtide.events import Emit, Event, GradientsReady, GradientsSynchronised, 
 from gradtide.schedule.explain import short_seconds, short_size
 from gradtide.schedule.predict.less_often import StepForecast, forecast_step
 
-__all__ = ["Pace"]
+__all__ = ["StepPace"]
 
 _LEAST, _STEPS, _MEETINGS = 5, 100, 20
 _USUAL = 50  # what is predicted for who steps together
 
 
-class Pace:
+class StepPace:
     """An observer that passes events on. A step goes from the end of one backward to that of the next."""
 
     def __init__(self, emit: Emit, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -1,11 +1,9 @@
 """One object a way to synchronise, chosen once at construction, in the order a gradient meets them.
 
 job.py            the processes that train together, as this one sees them
-stopwatch.py      how long this worker computes on its part of a batch
 trained.py        what is trained: parameters that ask for a gradient, and the optimizers that step them
 ways.py           what every way to synchronise can do
-backward.py       when a backward begins and ends, and what each of its gradients counts
-guard.py          notices that somebody changed gradients, parameters or an optimizer's state which ways share
+watching/         what the user's program does: its backwards, its edits, its time, its loops of different lengths
 state.py          what is alike on all ranks besides parameters: the model's outline, optimizers' options and state
 in_group.py       what the ways of ranks in a group have in common
 choose.py         which way a model goes, and why
@@ -16,7 +14,6 @@ buckets.py        buckets of gradients that leave while backward goes on
 reduce.py         collectives: all-reduce the buckets, then every rank takes the same step
 compressed/       the same with compressed gradients
 servers/          a parameter server: push gradients, pull values
-uneven.py         workers with more and with fewer batches
 synchroniser.py   a worker's steps along its way, and along the next one when workers come, go or die
 """
 

@@ -10,7 +10,7 @@ from gradtide.environment import read_environment
 from gradtide.errors import CommunicationError, ConfigError
 from gradtide.events import Emit, Event
 from gradtide.processes.job_protocol import Ask, Dismissed, Notice, Watcher, ask
-from gradtide.sync.stopwatch import Stopwatch
+from gradtide.sync.watching.stopwatch import Stopwatch
 from gradtide.timeouts import Timeouts, default_timeouts
 
 __all__ = ["BatchShare", "Elastic", "Job", "current_job"]

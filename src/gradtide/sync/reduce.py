@@ -14,10 +14,10 @@ from gradtide.errors import ConfigError
 from gradtide.events import Emit, GradientsSynchronised, Waiting
 from gradtide.handle import Handle
 from gradtide.sync.buckets import Bucket, BucketMemory, Buckets
-from gradtide.sync.guard import LateGuard
 from gradtide.sync.in_group import InGroup
 from gradtide.sync.state import DIGEST_BYTES, Options
 from gradtide.sync.trained import Trained
+from gradtide.sync.watching.guard import LateGuard
 
 __all__ = ["Reduce"]
 

@@ -15,16 +15,16 @@ from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeo
 from gradtide.events import Emit, GradientsReady, ParametersUpdated
 from gradtide.processes.malloc import keep_freed_memory
 from gradtide.sync.alone import Alone
-from gradtide.sync.backward import BackwardHooks
 from gradtide.sync.choose import TRIAL_STEPS, Wishes, can_be_shared, choose_way, open_group
 from gradtide.sync.compressed import CompressedReduce
-from gradtide.sync.guard import Trial
 from gradtide.sync.job import Job
 from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
 from gradtide.sync.servers import ServersWay
 from gradtide.sync.state import LastStep
 from gradtide.sync.trained import Trained, find_trained, needs_closure
-from gradtide.sync.uneven import UnevenLoops
+from gradtide.sync.watching.backward import BackwardHooks
+from gradtide.sync.watching.guard import Trial
+from gradtide.sync.watching.uneven import UnevenLoops
 from gradtide.sync.ways import Way
 
 __all__ = ["Synchroniser"]

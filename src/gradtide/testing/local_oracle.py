@@ -21,11 +21,11 @@ from gradtide.store.rules.updates import make_optimizer
 from gradtide.store.wire.messages import UpdateRule
 from gradtide.store.wire.placement import block_count, block_span
 
-__all__ = ["Change", "LocalPlan", "play_local", "play_rounds", "served_outer"]
+__all__ = ["LocalPlan", "MemberChange", "play_local", "play_rounds", "served_outer"]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class MemberChange:
     """At the meeting after some batch."""
 
     dies: tuple[int, ...] = ()  # by their ranks
@@ -40,7 +40,7 @@ class LocalPlan:
     every: int
     outer: UpdateRule
     after: int = 0
-    changes: Mapping[int, Change] = field(default_factory=dict)  # by the number of batches done
+    changes: Mapping[int, MemberChange] = field(default_factory=dict)  # by the number of batches done
     over_servers: bool = False  # which round the weighted mean in their own way, and step each block by itself
 
 
@@ -132,7 +132,7 @@ def play_local(
         if steps == plan.after:
             _take(base, players[0])
         if apart == plan.every:
-            _change(players, base, step, plan.changes.get(steps, Change()), optimizer)
+            _change(players, base, step, plan.changes.get(steps, MemberChange()), optimizer)
             apart = 0
     if apart:
         _meet(players, base, step)
@@ -160,7 +160,7 @@ def _change(
     players: list[_Player],
     base: list[nn.Parameter],
     step: Step,
-    change: Change,
+    change: MemberChange,
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
 ) -> None:
     """A meeting, before and after which some may be missing."""

@@ -22,7 +22,6 @@ from gradtide.handle import Handle
 from gradtide.processes.job_protocol import Dismissed
 from gradtide.store import update
 from gradtide.sync.buckets import Buckets
-from gradtide.sync.guard import Guard, LateGuard, StateKeeper
 from gradtide.sync.job import Job
 from gradtide.sync.servers.attendance import Attendance, find_address
 from gradtide.sync.servers.averages import Averages
@@ -30,6 +29,7 @@ from gradtide.sync.servers.options import ToldOptions, why_servers_cannot_step
 from gradtide.sync.servers.settings import Servers
 from gradtide.sync.servers.smaller import Smaller
 from gradtide.sync.trained import Trained, has_stepped
+from gradtide.sync.watching.guard import Guard, LateGuard, StateKeeper
 from gradtide.sync.ways import EveryStep
 
 __all__ = ["ServersWay"]

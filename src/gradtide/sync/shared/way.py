@@ -21,12 +21,12 @@ from gradtide.collective import Group
 from gradtide.errors import ConfigError
 from gradtide.events import Emit, GradientsSynchronised, Waiting
 from gradtide.kernels.combine import combine_for
-from gradtide.sync.guard import Guard, StateKeeper
 from gradtide.sync.in_group import InGroup
 from gradtide.sync.shared.flat import FlatRun, lay_out
 from gradtide.sync.shared.pieces import PIECE_ELEMENTS, Stepper, StepPiece
 from gradtide.sync.state import DIGEST_BYTES, Options
 from gradtide.sync.trained import Trained
+from gradtide.sync.watching.guard import Guard, StateKeeper
 
 __all__ = ["SharedParameters"]
 

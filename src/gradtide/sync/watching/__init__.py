@@ -1,0 +1,7 @@
+"""What is noticed of the user's program while it trains.
+
+backward.py   when a backward begins and ends, and what each of its gradients counts
+guard.py      that somebody changed gradients, parameters or an optimizer's state which ways share
+stopwatch.py  how long this worker computes on its part of a batch
+uneven.py     loops with more and with fewer batches than other workers'
+"""
