@@ -231,12 +231,15 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def _all_to_all_single(
         self, limit_s: float | None, output: Tensor, tensor: Tensor, output_sizes: Sequence[int], sizes: Sequence[int]
     ) -> None:
-        row, given, wanted = flat(output), self._split(tensor, sizes), self._split(output, output_sizes)
+        row, ranks = flat(output), self.group.size
         if sizes or output_sizes:
+            given, wanted = self._split(tensor, sizes), self._split(output, output_sizes)
             self.group.all_to_all_split(flat(tensor), given, row, wanted, timeout_s=limit_s)
         else:
-            rows = flat(tensor).view(self.group.size, -1)
-            self.group.all_to_all(rows, row.view(self.group.size, -1), timeout_s=limit_s)
+            for whole in (tensor, output):
+                if not whole.dim() or len(whole) % ranks:
+                    self._split(whole, ())  # refuses it
+            self.group.all_to_all(flat(tensor).view(ranks, -1), row.view(ranks, -1), timeout_s=limit_s)
         put_back(row, output)
 
     def _split(self, tensor: Tensor, sizes: Sequence[int]) -> list[int]:

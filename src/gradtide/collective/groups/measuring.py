@@ -23,10 +23,11 @@ __all__ = ["measure_exchange"]
 Work = Callable[[], object]
 _ALL_S = 0.4  # for collectives, all in all; the rest of half a second is for what goes around them
 _SIZES = (64, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
+_BURST_BYTES, _QUICK_S = 256 << 10, 0.04  # a token bucket may let so much pass: the next size counts, if it is quick
 _LEAST_SIZES, _LEAST, _ROWS, _MOST_IN_A_ROW = 4, 3, 5, 64
-_OTHERS_PART = 0.4  # of the time, for other operations than all_reduce
+_OTHERS_S = 0.08  # of it, for other operations than all_reduce
 _OTHERS_SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
-_FLOWS = (4, 8)  # to be tried
+_FLOWS = (2, 4, 8)  # to be tried, while each is quicker than the last
 _FLOWS_BYTES, _FLOWS_TIMES, _SLOW_S = (256 << 10, 1 << 20), 5, 5e-3
 _QUICKER, _QUICKER_AT_ALL = 0.75, 0.85  # more flows must take so little of the time of fewer
 _CORE_BYTES_PER_S = 6e8  # each way
@@ -47,8 +48,7 @@ def _probe(group: "Group", ranks: tuple[int, ...], asked: int) -> ExchangeModel:
     _in_a_row(lambda: group.all_reduce(torch.zeros(1)), 2)  # what is done once is not what takes the time
     if not asked:
         _choose_flows(group, 4 // min(ranks))
-    left_s = until - time.perf_counter()
-    found = _all_reduces(group, ranks, until - _OTHERS_PART * left_s)
+    found = _all_reduces(group, ranks, until - _OTHERS_S)
     moved, seconds = zip(*group.broadcast(torch.tensor(found, dtype=torch.float64)).tolist(), strict=True)
     shortest = [min(seconds[number:]) for number in range(len(seconds))]  # what else the machine does makes them longer
     model = ExchangeModel(ranks, tuple(zip(moved, shortest, strict=True)), flows=group.flows)
@@ -78,7 +78,7 @@ def _choose_flows(group: "Group", most: int) -> None:
 
 
 def _fills_a_core(group: "Group", tensor: torch.Tensor) -> bool:
-    taken_s = min(_in_a_row(lambda: group.all_reduce(tensor), 1) for _ in range(3))
+    taken_s = min(_in_a_row(lambda: group.all_reduce(tensor), 1) for _ in range(2))
     return bool(_as_rank_0_says(group, tensor.nbytes / taken_s > _CORE_BYTES_PER_S))
 
 
@@ -107,7 +107,8 @@ def _all_reduces(group: "Group", ranks: tuple[int, ...], until: float) -> list[t
         share_s = (until - time.perf_counter()) / (2 + above / size)
         found_s = _steady(group, partial(group.all_reduce, torch.zeros(size // 4)), share_s)
         samples.append((busiest_bytes("all_reduce", ranks, size), found_s))
-        there_is_time = 3.2 * found_s * above / size < until - time.perf_counter()
+        next_s = found_s * above / size
+        there_is_time = 3.2 * next_s < until - time.perf_counter() or (size == _BURST_BYTES and next_s < _QUICK_S)
         if not _as_rank_0_says(group, above and (there_is_time or len(samples) < _LEAST_SIZES)):
             break
     return samples
