@@ -26,7 +26,7 @@ __all__ = ["Calls"]
 T = TypeVar("T")
 Tensor = torch.Tensor
 _REMEMBERED = 1024  # plans
-_ENDING_S = 1.0  # a thread that nothing keeps any more ends at once
+_ENDING_S = 5.0  # a thread that nothing keeps any more ends at once, or when it gets a processor
 _ending: list[bool] = []  # whether the program is at its end
 _alive: "weakref.WeakSet[Calls]" = weakref.WeakSet()
 

@@ -30,7 +30,7 @@ __all__ = ["Messages", "Receipt"]
 
 Tensor = torch.Tensor
 _ANY = -1
-_ENDING_S = 1.0  # threads whose links are closed end at once
+_ENDING_S = 5.0  # threads whose links are closed end at once, or when they get a processor
 _PAUSES_S = (20e-6, 1e-3)  # who receives from anybody looks at all channels in turn, first and longest pause between
 
 

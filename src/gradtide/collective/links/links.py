@@ -25,7 +25,7 @@ from gradtide.errors import CommunicationError, PeerLost, PeerTimeout
 from gradtide.kernels import BROKEN, DONE, KERNELS, WAITING, Deal, ExchangePlan, Head, LinkRow
 from gradtide.transport.tls.sealed import meddling_with
 
-__all__ = ["MOST_FLOWS", "Disagreement", "HostLinks", "Prepared", "shut"]
+__all__ = ["MOST_FLOWS", "Disagreement", "HostLinks", "Prepared", "end_sending", "shut"]
 
 Words = npt.NDArray[np.int64]
 _STAGE_BYTES = 1 << 20  # of each link: what has come and waits to be added up stays in the cache
@@ -181,6 +181,7 @@ class HostLinks:
         self._turn.release()
 
     def _close_sockets(self) -> None:
+        end_sending(link for sockets in self._flows for link in sockets.values())
         while self._flows:
             for link in self._flows.pop().values():
                 link.close()
@@ -250,8 +251,17 @@ class HostLinks:
             bases[row + at] = place.base
 
     def forget_in_child(self) -> None:
-        # A forked child must not keep a killed rank's links open. Who held the lock when it was forked is not here.
-        self._close_sockets()
+        # A forked child must not keep a killed rank's links open, nor shut its parent's. Who held the lock when it was
+        # forked is not here.
+        while self._sockets:
+            self._sockets.popitem()[1].close()
+
+
+def end_sending(sockets: Iterable[socket.socket]) -> None:
+    """Of all before any is closed: who closes an encrypted one waits for what it has sent to leave."""
+    for link in sockets:
+        with contextlib.suppress(OSError):
+            link.shutdown(socket.SHUT_WR)
 
 
 def shut(sockets: Iterable[socket.socket]) -> None:

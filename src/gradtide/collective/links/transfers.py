@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from gradtide.collective.links.links import shut
+from gradtide.collective.links.links import end_sending, shut
 from gradtide.errors import CommunicationError
 from gradtide.kernels import BROKEN, KERNELS, WAITING, Piece, Stream, Transfer
 from gradtide.transport.tls.sealed import meddling_with
@@ -168,10 +168,10 @@ class LinkSet:
             self._close_sockets()
 
     def _close_sockets(self) -> None:
+        end_sending(self._sockets.values())
         while self._sockets:
             _, link = self._sockets.popitem()
             with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_WR)
                 while link.recv(1 << 20):  # what is left unread would make the kernel drop what we sent last
                     pass
             link.close()

@@ -7,11 +7,13 @@ before. So who closes a sealed socket waits a moment for what it has written to 
 
 import atexit
 import contextlib
+import math
 import os
 import select
 import socket
 import sys
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -38,9 +40,12 @@ class SealedSocket(socket.socket):
         return super().setsockopt(level, *option)
 
     def shutdown(self, how: int) -> None:
-        """Both ways, it is as if the connection broke: nobody is waited for."""
+        """Both ways, it is as if the connection broke: nobody is waited for. Who has several to close does this to all
+        of them first: the time that close() waits counts from here."""
         if how == socket.SHUT_RDWR:
             self._pump.cut()
+        elif how == socket.SHUT_WR:
+            self._pump.end_soon()
         super().shutdown(how)
 
     def close(self) -> None:
@@ -70,6 +75,7 @@ class _Pump(threading.Thread):
     def __init__(self, wire: socket.socket, inside: socket.socket, tls: TlsEnd, peer: str) -> None:
         super().__init__(name="gradtide-sealed", daemon=True)
         self.wire, self._inside, self._tls, self._peer = wire, inside, tls, peer
+        self._leave_by = math.inf  # what was written
         self.meddling = ""  # what was wrong with what came
         self._lock = threading.Lock()  # a descriptor must not be shut when its number is another's already
         self._leaving = memoryview(b"")  # encrypted
@@ -108,11 +114,16 @@ class _Pump(threading.Thread):
             self._inside.shutdown(socket.SHUT_RD)
         self.wait()
 
+    def end_soon(self) -> None:
+        self._leave_by = min(self._leave_by, time.monotonic() + _LEAVE_S)
+
     def wait(self) -> None:
         if threading.current_thread() is not self:
-            self.join(_LEAVE_S)
+            self.end_soon()
+            self.join(max(0.0, self._leave_by - time.monotonic()))
             if self.is_alive():
                 self.cut()
+                self.join(_LEAVE_S)  # it ends at once, or when it gets a processor
 
     # --- The thread ---
 
