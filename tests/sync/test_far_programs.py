@@ -2,12 +2,14 @@
 
 from contextlib import ExitStack
 
+import local_inside
 import programs
 import pytest
 from ranks import Ranks, move
 from test_true_to_pytorch import check
 
 from gradtide.errors import ConfigError
+from gradtide.sync import Local
 from gradtide.testing import hosts
 
 TRIED = {
@@ -37,3 +39,12 @@ def test_programs_by_ring_and_over_links_between_two_hosts(far, sync):
     assert TRIED.keys() <= programs.PROGRAMS.keys()
     for answers in zip(*far.run(programs.run_many, 4, list(TRIED), {"sync": sync}), strict=True):
         check(answers[0][0], "ring", [found for _, found in answers])
+
+
+def test_hosts_step_by_themselves_and_meet_now_and_then(far):
+    local = Local(4, local_inside.NESTEROV, within="host")
+    found = far.run(local_inside.train, 4, "", [], "adamw", local)
+    wanted = local_inside.played("adamw", 4, local, (2, 2))
+    for parameters, sums, _ in found:
+        assert max((a - b).abs().max() for a, b in zip(parameters, wanted, strict=True)) < 1e-12
+        assert (sums[1] == found[3][1][1]) == (sums is found[2][1] or sums is found[3][1])  # apart in the second step

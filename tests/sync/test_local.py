@@ -152,8 +152,43 @@ def test_what_does_not_go_together_is_refused_before_anything_is_changed():
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     rules = [torch.optim.SGD(part.parameters(), lr=0.1) for part in net]
     with pytest.raises(ConfigError, match="one optimizer"):
-        gradtide.DataParallel(net, rules, Local(2), job=Job())
+        gradtide.DataParallel(net, rules, Local(2, over=gradtide.Servers("bsp")), job=Job())
     with pytest.raises(ConfigError, match="leave share_parameters= out"):
         gradtide.DataParallel(
             net, torch.optim.SGD(net.parameters(), lr=0.1), Local(2), share_parameters=True, job=Job()
         )
+
+
+class Both:
+    """Two optimizers as one, for the oracle."""
+
+    def __init__(self, parameters):
+        self.rules = training.two_rules(list(parameters))
+
+    def step(self):
+        for rule in self.rules:
+            rule.step()
+
+    def zero_grad(self):
+        for rule in self.rules:
+            rule.zero_grad()
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_with_several_optimizers_a_step_is_over_with_that_of_the_last(workers, by_hand):
+    found = workers.run(training.locally_by_two, 2, training.new_name(), Local(3, NESTEROV), by_hand)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        made = play_local(
+            training.build("mlp", torch.float64),
+            Both,
+            functional.cross_entropy,
+            training.batches(torch.float64, 7),
+            2,
+            LocalPlan(3, NESTEROV),
+        )
+    finally:
+        torch.set_num_threads(threads)
+    for parameters in found:
+        assert all(torch.equal(a, b) for a, b in zip(parameters, made.parameters(), strict=True))

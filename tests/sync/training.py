@@ -446,3 +446,28 @@ def normed_locally(rank, size, name):
     wrapped.close()
     group.close()
     return net[1].running_mean.clone(), int(net[1].num_batches_tracked), own, samples
+
+
+def two_rules(parameters):
+    return [torch.optim.SGD(parameters[:2], lr=0.05, momentum=0.9), torch.optim.AdamW(parameters[2:], lr=0.005)]
+
+
+def locally_by_two(rank, size, name, local, by_hand):
+    """Local steps of two optimizers, by model.step() or each by hand."""
+    torch.set_num_threads(1)
+    net = build("mlp", torch.float64)
+    rules = two_rules(list(net.parameters()))
+    with Group.join(name, rank, size, timeout_s=30) as group:
+        job = Job.of(group)
+        model = gradtide.DataParallel(net, rules, local, job=job)
+        for x, y in gradtide.shard(batches(torch.float64, 7), job=job):
+            functional.cross_entropy(model(x), y).backward()
+            if not by_hand:
+                model.step()
+                continue
+            for rule in rules:
+                rule.step()
+            for rule in rules:
+                rule.zero_grad()
+        model.close()
+    return [p.detach().clone() for p in net.parameters()]

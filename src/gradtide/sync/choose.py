@@ -19,6 +19,7 @@ from gradtide.sync.compressed.predict import decide, describe
 from gradtide.sync.compressed.refuse import check_compression
 from gradtide.sync.job import Job
 from gradtide.sync.local import Local, LocalOverServers, LocalSteps, OuterState, TogetherFirst
+from gradtide.sync.local.inside import InsideHost, join_inside
 from gradtide.sync.local.progress import WindowProgress, gather_progress
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import Servers, ServersWay
@@ -30,6 +31,10 @@ from gradtide.sync.ways import Way
 __all__ = ["TORCH", "TRIAL_STEPS", "Wishes", "can_be_shared", "choose_way", "open_group"]
 
 TORCH = "torch.distributed"  # sync=: gradients go through torch's own group for the device
+_ALL_INSIDE = (
+    "all workers are on one host, inside of which every step is taken together: all-reduce in shared memory, then a "
+    "step on each worker; Local(within='host') makes a difference between hosts"
+)
 TRIAL_STEPS = 3  # that a program takes with model.step(), editing nothing, before parameters are shared
 
 
@@ -64,16 +69,18 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
     if job.group is None:
         if compression is not None:
             return LeftToOne(trained, job, compression, emit)
-        local = wishes.sync if isinstance(wishes.sync, Local) else None
+        local = wishes.sync if isinstance(wishes.sync, Local) and not wishes.sync.within else None
         return Alone(emit) if local is None else LocalSteps(trained, job, None, local, wishes.outer, None, emit)
     _check_modules(trained)
     spread = open_group(trained, job, wishes)
     assert spread is not None
-    if isinstance(wishes.sync, Local):
+    if isinstance(wishes.sync, Local) and not (wishes.sync.within and len(set(job.group.host_of)) == 1):
         return _choose_local(trained, job, wishes, spread, emit)
     beside = spread if isinstance(spread, DeviceGroup) else None
     _begin_alike(trained, spread)
     share_state(trained, job, job.group, spread)
+    if isinstance(wishes.sync, Local):
+        return Reduce(trained, spread, None, _ALL_INSIDE, emit, overlap=wishes.overlap)
     note = ""
     if compression is not None:
         settings, note = decide(compression.settings, trained, job.group)
@@ -169,7 +176,14 @@ def _choose_local(trained: Trained, job: Job, wishes: Wishes, spread: Group | De
         job.group.broadcast(steps)
         known.steps = int(steps)
     dense = Reduce(trained, spread, None, "", emit, overlap=wishes.overlap) if local.after else None
-    return LocalSteps(trained, job, spread, local, known, dense, emit)
+    way = LocalSteps(trained, job, spread, local, known, dense, emit)
+    if local.within is not None:
+        known.inside = known.inside or join_inside(job.group)
+        if known.inside is not None:
+            own = DeviceGroup(known.inside, spread.device) if isinstance(spread, DeviceGroup) else known.inside
+            reduce = Reduce(trained, own, None, "", emit, overlap=wishes.overlap)
+            way.inside = InsideHost(job, known.inside, reduce)
+    return way
 
 
 def _kind_of(wishes: Wishes) -> str:
@@ -189,8 +203,10 @@ def _check_modules(trained: Trained) -> None:
 
 
 def _check_local(trained: Trained, wishes: Wishes) -> None:
-    if len(trained.optimizers) > 1:
-        raise ConfigError("Local counts the steps of one optimizer; give one for all parameters, in groups if need be")
+    if len(trained.optimizers) > 1 and isinstance(wishes.sync, Local) and wishes.sync.over is not None:
+        raise ConfigError(
+            "Local over servers counts the steps of one optimizer; give one for all parameters, in groups if need be"
+        )
     if wishes.share_parameters:
         raise ConfigError("with Local each worker has parameters of its own; leave share_parameters= out")
 

@@ -140,9 +140,15 @@ class Synchroniser:
             self._failed = error  # the step was never taken: it is the step that begins again
         self._rounds += 1
         self._forget_given()
-        self._hooks.synchronised(self.way.measure(1.0 / self._job.size))
+        self._hooks.synchronised(self._equal_part())
         if self._trial is not None:
             self._trial.synchronised()
+
+    def _equal_part(self) -> float:
+        """What each of those counts who took a step together, in what all of them have then."""
+        if isinstance(self.way, LocalSteps) and not self.way.together and self.way.inside is not None:
+            return 1.0 / self.way.inside.size
+        return self.way.measure(1.0 / self._job.size)
 
     def _forget_given(self) -> None:
         self._kept_some = False
@@ -178,7 +184,7 @@ class Synchroniser:
             self.way.saw()
         try:
             self._take_step(self._trained.optimizers if optimizers is None else optimizers)
-            self.way.stepped()
+            self._count_step(self._trained.optimizers if optimizers is None else optimizers)
             finished = True
             self._end_step()
             if self._is_called():
@@ -191,6 +197,11 @@ class Synchroniser:
             self._end_step()
             self._go_on(error, finished)
         self._emit(ParametersUpdated())
+
+    def _count_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Where there are several optimizers, a step is over with that of the last one."""
+        if any(optimizer is self._trained.optimizers[-1] for optimizer in optimizers):
+            self.way.stepped()
 
     def _take_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         if not self.way.workers_step and self._trained.is_hooked_anew():
@@ -205,7 +216,7 @@ class Synchroniser:
             self.way.step(weights)
             self._rounds += 1
             self._forget_given()
-            self._hooks.synchronised(self.way.measure(1.0 / self._job.size))
+            self._hooks.synchronised(self._equal_part())
             self.way.share_buffers(self._uneven.first_going)
             # What a learning-rate scheduler looks at before it warns that the optimizer has not stepped yet.
             self._trained.optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -248,7 +259,7 @@ class Synchroniser:
         def after(optimizer: Any, arguments: Any, options: Any) -> None:
             self._stepped[id(optimizer)] = self._rounds
             if not self._stepping:
-                self.way.stepped()
+                self._count_step([optimizer])
                 self._end_step()
 
         before.of_gradtide = after.of_gradtide = True  # type: ignore[attr-defined]
@@ -411,6 +422,8 @@ class Synchroniser:
         for hook in self._around_steps:
             hook.remove()
         self.way.close()
+        if self._wishes.outer.inside is not None:
+            self._wishes.outer.inside.close()
 
     # --- workers that come, go and die ---
 
@@ -489,6 +502,8 @@ class Synchroniser:
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
         """Who leaves this block first takes part in the others' steps, with nothing to add, until all are done."""
+        if isinstance(self.way, LocalSteps) and self.way.inside is not None:
+            raise ConfigError("model.join() does not go with Local(within='host'); let loops have the same length")
         over_servers = self.way.uneven() if isinstance(self.way, OverServers) else contextlib.nullcontext()
         with self._uneven.begun(), over_servers:
             yield

@@ -11,6 +11,7 @@ what it has first. One that comes begins after a meeting, from the base and with
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,7 @@ class LocalPlan:
     outer: UpdateRule
     after: int = 0
     changes: Mapping[int, MemberChange] = field(default_factory=dict)  # by the number of batches done
+    hosts: tuple[int, ...] = ()  # so many players on each, who take every step together
     over_servers: bool = False  # which round the weighted mean in their own way, and step each block by itself
 
 
@@ -127,14 +129,17 @@ def play_local(
             apart += 1
             for player, (begin, end) in zip(players, parts, strict=True):
                 player.samples += end - begin
+            _add_up_inside(players, [end - begin for begin, end in parts], plan.hosts)
         for player in players:
             player.optimizer.step()
         if steps == plan.after:
             _take(base, players[0])
         if apart == plan.every:
+            _lead(players, plan.hosts)
             _change(players, base, step, plan.changes.get(steps, MemberChange()), optimizer)
             apart = 0
     if apart:
+        _lead(players, plan.hosts)
         _meet(players, base, step)
     return players[0].model
 
@@ -148,6 +153,27 @@ def _add_up(players: list[_Player], weights: list[float]) -> None:
             total = total + term
         for parameter in same:
             parameter.grad = total.clone()
+
+
+def _add_up_inside(players: list[_Player], samples: list[int], hosts: tuple[int, ...]) -> None:
+    """The same inside of each host. One that has no sample takes no step."""
+    for first, last in _places(hosts):
+        total = sum(samples[first:last])
+        if total:
+            _add_up(players[first:last], [count / total for count in samples[first:last]])
+
+
+def _lead(players: list[_Player], hosts: tuple[int, ...]) -> None:
+    """A host's first player gives what all of them have seen."""
+    for first, last in _places(hosts):
+        players[first].samples = sum(player.samples for player in players[first:last])
+        for player in players[first + 1 : last]:
+            player.samples = 0.0
+
+
+def _places(hosts: tuple[int, ...]) -> list[tuple[int, int]]:
+    ends = list(accumulate(hosts))
+    return list(zip([0, *ends], ends, strict=False))
 
 
 @torch.no_grad()

@@ -53,6 +53,7 @@ class Group:
         self, name: str, backend: OneHost | ManyHosts, runner: Runner, host_of: list[int], timeout_s: float
     ) -> None:
         self.name, self.rank, self.size, self.timeout_s = name, backend.rank, backend.size, timeout_s
+        self.host_of = tuple(host_of)  # each rank's host, by number
         self.topology = nominal_topology(host_of)  # what strategies are planned on; probe() measures it
         self._backend, self._runner = backend, runner
         self._host = backend if isinstance(backend, OneHost) else backend.host

@@ -6,6 +6,7 @@ with a rate of 1 gives the mean of the workers' parameters. Optimizer state stay
 
 settings.py        what a user says: Local(50, outer)
 outer.py           what all begin a window with, the outer optimizer, and the room in which changes are averaged
+inside.py          the workers of a host, who take every step together
 progress.py        where each worker stands when the next members of a job come together
 way.py             the way of workers that meet over collectives
 base.py            what servers hold: the base, the buffers, and what workers compare

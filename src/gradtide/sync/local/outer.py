@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradtide.collective import Group
 from gradtide.store.rules.updates import make_optimizer
 from gradtide.store.wire.messages import UpdateRule
 
@@ -23,6 +24,7 @@ class OuterState:
     alike: bool = True  # whether the next way begins with worker 0's optimizer state on all
     generation: int = 0  # of the workers that this one has begun or gone on with
     of: dict[str, dict[str, Any]] = field(default_factory=dict)
+    inside: Group | None = None  # this host's workers, if they take every step together
 
 
 class ChangeRoom:

@@ -20,6 +20,8 @@ class Local:
     `outer`, such as `gradtide.update("sgd", lr=0.7, momentum=0.9, nesterov=True)`, is an optimizer that takes what all
     workers have changed, on average, as its gradient (DiLoCo). The first `after` steps are taken together, as without.
 
+    With `within="host"` the workers of a host take every step together, and only the hosts meet now and then.
+
     `over=Servers("bsp")`: servers hold the base, and the outer optimizer runs there. With `Servers("async")` nobody
     waits for anybody: what a worker changed is an outer step of its own. With `adapt=True` slow workers then take fewer
     steps before each, by their measured speed.
@@ -29,6 +31,7 @@ class Local:
     outer: UpdateRule | None = None
     _: KW_ONLY
     after: int = 0
+    within: str | None = None
     over: Servers | None = None
     adapt: bool = False
 
@@ -42,6 +45,10 @@ class Local:
             )
         if self.outer is not None and self.outer.reduce != "mean":
             raise ConfigError("Local: outer takes the mean of what the workers changed; leave reduce= out")
+        if self.within not in (None, "host"):
+            raise ConfigError(f"Local: within={self.within!r} makes no sense; say within='host', or leave it out")
+        if self.within is not None and self.over is not None:
+            raise ConfigError("Local: over servers each worker meets by itself; leave within= or over= out")
         self._check_servers()
 
     def _check_servers(self) -> None:

@@ -12,6 +12,7 @@ from gradtide.collective.groups.device_group import DeviceGroup
 from gradtide.errors import CommunicationError, ConfigError
 from gradtide.events import Emit, GradientsSynchronised, Waiting
 from gradtide.sync.job import Job
+from gradtide.sync.local.inside import InsideHost
 from gradtide.sync.local.outer import OuterState, WindowBase
 from gradtide.sync.local.progress import APART, GATHERED, MEETING, WindowMembers, WindowProgress, gather_progress
 from gradtide.sync.local.settings import Local
@@ -39,6 +40,7 @@ class LocalSteps:
     ) -> None:
         self._trained, self._job, self._group, self._local, self._emit = trained, job, group, local, emit
         self._dense, self._known, self._options = dense, known, Options(trained)
+        self.inside: InsideHost | None = None  # who takes every step with this worker
         self._steps = 0  # since the last meeting
         self._samples = 0.0  # and what this worker has seen in them
         self._terms: float | None = None  # what the user said that the next backward's loss is a mean over
@@ -55,9 +57,10 @@ class LocalSteps:
     def _explain(self) -> str:
         size = self._base.nbytes
         begin = f"after {self._local.after} steps taken together, " if self._local.after else ""
+        who = "worker" if self._local.within is None else "host"
         how = "averaged" if self._local.outer is None else f"stepped by an outer {self._local.rule.name}"
         return (
-            f"local steps: {begin}each worker steps by itself, and every {self._local.every} steps they are {how}: "
+            f"local steps: {begin}each {who} steps by itself, and every {self._local.every} steps they are {how}: "
             f"{size / self._local.every / 1e6:.3g} MB to be synchronised a step instead of {size / 1e6:.3g}"
         )
 
@@ -68,16 +71,28 @@ class LocalSteps:
 
     # --- a gradient's way ---
 
+    @property
+    def _reduce(self) -> Reduce | None:
+        """How this step's gradients are added up, if it is taken together: by all, or inside of a host."""
+        if self.together:
+            return self._dense
+        return None if self.inside is None else self.inside.reduce
+
     def measure(self, weight: float) -> float:
-        return weight if self.together else float(weight > 0)
+        if self.together:
+            return weight
+        return float(weight > 0) if self.inside is None else self.inside.measure(weight)
 
     def ready(self, index: int, weight: float) -> None:
-        if self.together and self._dense is not None:
-            self._dense.ready(index, weight)
+        if (reduce := self._reduce) is not None:
+            reduce.ready(index, weight)
 
     def synchronise(self, weights: Sequence[float], late: bool) -> None:
-        if self.together and self._dense is not None:
-            self._dense.synchronise(weights, late)
+        if (reduce := self._reduce) is not None:
+            reduce.synchronise(weights, late)
+            if not self.together and self.inside is not None and self.inside.saw_nothing:
+                for parameter in self._trained.parameters:
+                    parameter.grad = None
             return
         for parameter, weight in zip(self._trained.parameters, weights, strict=True):
             if weight == 0.0:  # of a part that counts nothing: no step is taken with it
@@ -91,9 +106,9 @@ class LocalSteps:
         self._terms = None
 
     def check_step(self) -> None:
-        if self.together and self._dense is not None:
-            self._dense.check_step()
-        else:
+        if (reduce := self._reduce) is not None:
+            reduce.check_step()
+        if not self.together:
             self._options.stepped()
 
     def step(self, weights: Sequence[float]) -> None:
@@ -115,6 +130,8 @@ class LocalSteps:
         if self.together and self._dense is not None:
             return self._dense.weigh(terms, otherwise)
         self._terms = terms
+        if self.inside is not None:
+            return self.inside.reduce.weigh(terms, self.inside.measure(otherwise))
         return float(terms > 0)
 
     # --- where workers meet ---
@@ -132,7 +149,7 @@ class LocalSteps:
             self._options.settle(told, self._group)
         sums = torch.tensor([self._samples, self._job.is_noticed()], dtype=torch.float64)
         total, self._calling = self.add_up(sums).tolist()
-        counts = self._samples if total else 1.0
+        counts = self._counts() if total else 1.0
         self._base.note_changes()
         for flat in self._base.room.flat:
             self._average(flat, counts, total or float(self._job.size))
@@ -142,6 +159,13 @@ class LocalSteps:
             self._job.group.barrier()
         self._end_meeting()
         self._emit(GradientsSynchronised(sum(flat.nbytes for flat in self._base.room.flat)))
+
+    def _counts(self) -> float:
+        """What this worker's change counts: its samples, or, of workers that are alike, those of all by one of them."""
+        if self.inside is None:
+            return self._samples
+        all_here = self.inside.add_up(self._samples)
+        return all_here if self.inside.leads else 0.0
 
     def _end_meeting(self) -> None:
         self._base.step()
@@ -306,8 +330,8 @@ class LocalSteps:
         self._base.take()
 
     def share_buffers(self, root: int = 0) -> None:
-        if self.together and self._dense is not None:
-            self._dense.share_buffers(root)
+        if (reduce := self._reduce) is not None:
+            reduce.share_buffers(root)
 
     def add_up(self, numbers: Tensor) -> Tensor:
         if self._group is not None:
