@@ -128,3 +128,19 @@ def test_what_the_outer_optimizer_remembers_is_kept_where_workers_met_and_loaded
     assert plain.sync_state() == {}
     with pytest.raises(ConfigError, match="load it with sync="):
         plain.load_sync_state(kept)
+
+
+def test_a_window_that_is_longer_than_an_epoch_is_told_once(recwarn):
+    class Endless(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter([])
+
+    net, job = nn.Linear(4, 3), Job()
+    model = gradtide.DataParallel(net, torch.optim.SGD(net.parameters(), lr=0.1), Local(4), job=job)
+    list(gradtide.shard(torch.utils.data.DataLoader(Endless()), job=job))
+    assert list(gradtide.shard(numbers(4, 2), job=job))
+    assert not recwarn.list
+    for _ in range(2):
+        list(gradtide.shard(numbers(3, 2), job=job))
+    assert [str(one.message).split(",")[0] for one in recwarn.list] == ["Local(4): there are 3 batches here"]
+    model.close()

@@ -1,6 +1,7 @@
 """Each worker's part of every batch."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from gradtide.errors import ConfigError
@@ -55,6 +56,7 @@ class shard(Iterable[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         job, batches, this = self._job, self._batches(), object()
+        self._look_at_window()
         try:
             for batch in batches:
                 job.batches += 1
@@ -70,6 +72,17 @@ class shard(Iterable[Any]):
                 self._shares.leave()
             job.shares.pop(this, None)
             job.share = next(reversed(job.shares.values()), None)  # of a loop around this one
+
+    def _look_at_window(self) -> None:
+        """Said once: a window that is longer than an epoch may not be what was meant."""
+        batches = _count_batches(self._loader)
+        if batches is not None and batches < self._job.window:
+            warnings.warn(
+                f"Local({self._job.window}): there are {batches} batches here, so workers have not met at the end of "
+                "an epoch; meet more often, or call model.meet() where they are to be alike",
+                stacklevel=3,
+            )
+            self._job.window = 0
 
     def _batches(self) -> AgreedBatches | GivenBatches:
         if self._check and has_agreeable_order(self._loader) and (self._job.size > 1 or self._job.elastic is not None):
@@ -102,6 +115,14 @@ class shard(Iterable[Any]):
         job.share = job.shares[loop] = BatchShare(end - begin, samples)
         first, last = (0, 1) if begin == end else (begin, end)
         return cut(batch, first, last, self._whole)
+
+
+def _count_batches(loader: Iterable[Any]) -> int | None:
+    """Of an epoch, where that is known; a DataLoader over an IterableDataset has a length that it may not know."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:
+        return None
 
 
 def _find_shares(job: Job, loader: Iterable[Any]) -> AgreedShares:

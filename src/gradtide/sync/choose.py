@@ -63,7 +63,7 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
         return ServersWay(trained, job, wishes.sync, emit, overlap=wishes.overlap, workers_step=each, compress=settings)
     if isinstance(wishes.sync, Local):
         _check_local(trained, wishes)
-        job.in_windows = True
+        job.in_windows, job.window = True, 0 if wishes.sync.within else wishes.sync.every
         if wishes.sync.over is not None:
             return _choose_over_servers(trained, job, wishes.sync, wishes, emit)
     if job.group is None:

@@ -61,6 +61,7 @@ class Job:
     shares: dict[object, BatchShare] = field(default_factory=dict)  # of each loop over `shard` that is under way
     batches: int = 0  # that `shard` has given so far
     in_windows: bool = False  # whether workers take local steps, and meet now and then
+    window: int = 0  # so many steps of them, as far as that is to be looked at
     held: tuple[int, int] | None = None  # until local steps meet: the rank (-1: none) and size that batches are cut by
     exchanges: int = 0  # about what is in batches that this worker has finished
     behind: int = 0  # batches that the others were given before this worker came
