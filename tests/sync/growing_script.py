@@ -20,7 +20,8 @@ folder, steps, sync = sys.argv[1:]
 number, job = read_environment().launch.rank, current_job()
 torch.set_num_threads(1)
 net, rule = build()
-model = gradtide.DataParallel(net, rule, gradtide.Servers("bsp") if sync == "servers" else "auto")
+ways = {"servers": gradtide.Servers("bsp"), "local": gradtide.Local(3, over=gradtide.Servers("bsp"))}
+model = gradtide.DataParallel(net, rule, ways.get(sync, "auto"))
 size = 0
 for x, y in gradtide.shard(batches(int(steps))):
     if job.size != size:

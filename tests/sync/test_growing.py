@@ -107,6 +107,21 @@ def test_a_job_over_servers_grows_and_shrinks_and_shares_follow(tmp_path, wanted
         assert np.abs(found[0][name] - value).max() < 1e-10
 
 
+@pytest.mark.slow
+def test_a_job_of_local_steps_over_servers_grows_and_shrinks_and_all_end_alike(tmp_path):
+    options = ["--workers", "2", "--servers", "2", "--min-workers", "1", "--max-workers", "3"]
+    with Run(tmp_path, options, "local") as run:
+        run.wait_for("of 2 from batch")
+        scale(run.job, 3)
+        came = run.wait_for("worker 2 is 2 of 3 from batch")
+        assert int(came.split()[-2]) % 3 == 1  # with a window's first batch
+        scale(run.job, 2)
+        run.wait_for("worker 0 is 0 of 2 from batch")
+        assert "worker 2 is done" not in run.finish()
+    found = [np.load(tmp_path / f"{worker}.npz") for worker in range(2)]
+    assert all(np.array_equal(found[0][name], found[1][name]) for name in found[0].files)
+
+
 def test_a_job_that_can_not_change_says_so():
     with pytest.raises(ConfigError, match="no job run-nosuch that can grow or shrink runs here"):
         scale("run-nosuch", 2)

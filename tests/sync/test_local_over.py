@@ -567,3 +567,38 @@ def test_who_comes_later_begins_with_the_base_and_the_batches_of_its_first_round
     assert behind == given[before] > 0
     assert alike(base, bases[before])
     assert batches == behind + 6
+
+
+@pytest.mark.parametrize("sync", ["servers", "together"])
+def test_meeting_where_steps_are_taken_together_changes_nothing(stores, sync):
+    nets = [build(), build()]
+    over = at(stores)
+    rule = sgd(nets[0])
+    model = gradtide.DataParallel(
+        nets[1], sgd(nets[1]), over if sync == "servers" else Local(2, over=over, after=4), job=Job()
+    )
+    for step in range(4):
+        rule.zero_grad()
+        nets[0](batch(0, step)).square().mean().backward()
+        rule.step()
+        advance(model, 0, 1, step)
+        model.meet()
+    model.close()
+    assert close(*nets)
+
+
+def test_a_training_is_resumed_from_the_base_and_the_outer_state(stores):
+    once, over = build(), at(stores)
+    rule = torch.optim.SGD(once.parameters(), lr=0.1)
+    model = gradtide.DataParallel(once, rule, Local(2, NESTEROV, over=over), job=Job())
+    advance(model, 0, 8)
+    model.close()
+    over = at(stores)
+    for resume in (False, True):
+        net = build(int(resume))  # whose values don't count then
+        again = Servers("bsp", stores, name=over.name, resume=resume)
+        rule = torch.optim.SGD(net.parameters(), lr=0.1)
+        model = gradtide.DataParallel(net, rule, Local(2, NESTEROV, over=again), job=Job())
+        advance(model, 0, 4, 4 * resume)
+        model.close()
+    assert alike(values(net), values(once))

@@ -27,7 +27,7 @@ def named(mode="bsp"):
     return Servers(mode, name=training.new_name())
 
 
-def played(optimizer, size, steps, local, batch=29):
+def played(optimizer, size, steps, local, batch=29, *, over_servers=True):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -37,7 +37,7 @@ def played(optimizer, size, steps, local, batch=29):
             functional.cross_entropy,
             training.batches(torch.float64, steps, batch),
             size,
-            LocalPlan(local.every, local.rule, local.after, over_servers=True),
+            LocalPlan(local.every, local.rule, local.after, over_servers=over_servers),
         )
     finally:
         torch.set_num_threads(threads)
@@ -96,3 +96,11 @@ def test_an_asynchronous_run_replays_from_its_recorded_order_to_the_same_bits(st
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(replayed[name], value.reshape(-1)) for name, value in base.items())
+
+
+def test_delayed_nesterov_is_an_outer_optimizer_without_servers_too(workers):
+    local = Local(2, gradtide.update("delayed_nesterov", lr=0.7, every=2))
+    found = workers.run(training.locally, 2, training.new_name(), "mlp", "momentum", torch.float64, 9, local, 0.05, 29)
+    wanted = played("momentum", 2, 9, local, over_servers=False)
+    for parameters, _, _ in found:
+        assert all(torch.equal(a, b) for a, b in zip(parameters, wanted, strict=True))

@@ -137,7 +137,7 @@ class DataParallel(nn.Module):
 
     def meet(self) -> None:
         """With `Local`: all workers meet now, and are alike afterwards. Without, they always are."""
-        self._synchroniser.finish()
+        self._synchroniser.meet()
 
     def explain(self, *, probe: bool = False) -> str:
         """Which way the gradients go, and why; between hosts, how long that took; after some steps, what synchronising

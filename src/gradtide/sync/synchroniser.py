@@ -25,7 +25,7 @@ from gradtide.sync.trained import Trained, find_trained, needs_closure
 from gradtide.sync.watching.backward import BackwardHooks
 from gradtide.sync.watching.guard import Trial
 from gradtide.sync.watching.uneven import UnevenLoops
-from gradtide.sync.ways import Way
+from gradtide.sync.ways import EveryStep, Way
 
 __all__ = ["Synchroniser"]
 
@@ -410,6 +410,12 @@ class Synchroniser:
         """After RolledBack, when the servers hold other values than they did: takes those."""
         self.way.begin_again()
         self._end_step()
+
+    def meet(self) -> None:
+        """All are alike afterwards, as they are anyway where every step is taken together."""
+        way = self.way.now if isinstance(self.way, TogetherFirst) else self.way
+        if not isinstance(way, EveryStep):
+            self.together(way.finish, lambda: None)
 
     def finish(self) -> None:
         """After the last step: waits until what this worker has sent has arrived, or all have met."""

@@ -31,84 +31,84 @@ class TogetherFirst:
         self._trained, self._job, self._local, self._emit = trained, job, local, emit
         first = replace(local.over, name=f"{local.over.name} together")
         self._steps = 0
-        self._now: ServersWay | LocalOverServers = ServersWay(
+        self.now: ServersWay | LocalOverServers = ServersWay(
             trained, job, first, emit, overlap=overlap, workers_step=True
         )
 
-        self.reason = f"{self._now.reason}; after {local.after} steps that are taken together, local steps"
+        self.reason = f"{self.now.reason}; after {local.after} steps that are taken together, local steps"
 
     def stepped(self) -> None:
-        self._now.stepped()
+        self.now.stepped()
         self._steps += 1
         if self._steps == self._local.after:
-            self._now.finish()
-            self._now.close()
-            self._now = LocalOverServers(self._trained, self._job, self._local, self._emit)
-        self.reason = self._now.reason if self._steps >= self._local.after else self.reason
+            self.now.finish()
+            self.now.close()
+            self.now = LocalOverServers(self._trained, self._job, self._local, self._emit)
+        self.reason = self.now.reason if self._steps >= self._local.after else self.reason
 
     def follow(self, trained: Trained) -> None:
         self._trained = trained
-        self._now.follow(trained)
+        self.now.follow(trained)
 
     # --- as the way that it is on ---
 
     @property
     def one_weight(self) -> bool:
-        return self._now.one_weight
+        return self.now.one_weight
 
     @property
     def store(self) -> Store:
-        return self._now.store
+        return self.now.store
 
     @property
     def led(self) -> bool:
-        return self._now.led
+        return self.now.led
 
     @property
     def apart(self) -> int:
-        return self._now.apart
+        return self.now.apart
 
     def measure(self, weight: float) -> float:
-        return self._now.measure(weight)
+        return self.now.measure(weight)
 
     def ready(self, index: int, weight: float) -> None:
-        self._now.ready(index, weight)
+        self.now.ready(index, weight)
 
     def synchronise(self, weights: Sequence[float], late: bool) -> None:
-        self._now.synchronise(weights, late)
+        self.now.synchronise(weights, late)
 
     def saw(self) -> None:
-        self._now.saw()
+        self.now.saw()
 
     def check_step(self) -> None:
-        self._now.check_step()
+        self.now.check_step()
 
     def step(self, weights: Sequence[float]) -> None:
-        self._now.step(weights)
+        self.now.step(weights)
 
     def weigh(self, terms: float, otherwise: float) -> float:
-        return self._now.weigh(terms, otherwise)
+        return self.now.weigh(terms, otherwise)
 
     def edit(self) -> AbstractContextManager[None]:
-        return self._now.edit()
+        return self.now.edit()
 
     def share_buffers(self, root: int = 0) -> None:
-        self._now.share_buffers(root)
+        self.now.share_buffers(root)
 
     def add_up(self, numbers: Tensor) -> Tensor:
-        return self._now.add_up(numbers)
+        return self.now.add_up(numbers)
 
     def uneven(self) -> AbstractContextManager[None]:
-        return self._now.uneven()
+        return self.now.uneven()
 
     def depart(self) -> None:
-        self._now.depart()
+        self.now.depart()
 
     def finish(self) -> None:
-        self._now.finish()
+        self.now.finish()
 
     def begin_again(self) -> None:
-        self._now.begin_again()
+        self.now.begin_again()
 
     def close(self) -> None:
-        self._now.close()
+        self.now.close()
