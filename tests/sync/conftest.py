@@ -9,6 +9,8 @@ for folder in (HERE.parent / "collective", HERE):
 
 from ranks import Ranks  # noqa: E402
 
+import gradtide  # noqa: E402
+
 
 @pytest.fixture(scope="session")
 def workers():
@@ -16,3 +18,10 @@ def workers():
     started = Ranks(4)
     yield started
     started.close()
+
+
+@pytest.fixture(scope="module")
+def stores(forks):
+    """The address of two servers that are there for a file's tests; each trains under a name of its own."""
+    with gradtide.local_servers(2, forks=forks) as servers:
+        yield servers.address

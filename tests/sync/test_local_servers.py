@@ -16,13 +16,6 @@ from gradtide.testing.local_replay import Replay
 NESTEROV = gradtide.update("sgd", lr=0.7, momentum=0.9, nesterov=True)
 
 
-@pytest.fixture(scope="module")
-def stores(forks):
-    """The address of servers that are there for all of these tests; each trains under a name of its own."""
-    with gradtide.local_servers(2, forks=forks) as servers:
-        yield servers.address
-
-
 def named(mode="bsp"):
     return Servers(mode, name=training.new_name())
 

@@ -79,8 +79,10 @@ class LocalOverServers:
 
     def _explain(self) -> str:
         size, every = self._base.size_bytes, self._local.every
-        how = "average" if self._local.outer is None else f"step with an outer {self._local.rule.name}"
         whose = "what all have changed" if self._attendance.in_rounds else "what it has changed, and nobody waits"
+        how = "average" if self._attendance.in_rounds else "take up"
+        if self._local.outer is not None:
+            how = f"take a step of an outer {self._local.rule.name} with"
         steps = f"{every} steps"
         if self._local.adapt:
             steps = f"{self._window} steps ({every} on the fastest worker: adapt=True)"
