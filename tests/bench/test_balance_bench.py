@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradtide.bench.frugal.balance import CONTENDERS, BalanceFound, _predict, bench_balance
+from gradtide.bench.frugal.balance import CONTENDERS, BalanceCase, BalanceFound, _predict, bench_balance
 from gradtide.errors import ConfigError
 
 
@@ -24,12 +24,14 @@ def test_ratios_are_of_rounds_beside_each_other():
 
 
 def test_what_cannot_be_measured_is_refused():
-    with pytest.raises(ConfigError, match="1 round and 1 step or more"):
-        bench_balance("lenet", 64, 2.0, 0, 1, print)
+    with pytest.raises(ConfigError, match="0 rounds of 1 steps; there must be 1 of each or more"):
+        bench_balance(BalanceCase(), 0, 1, print)
+    with pytest.raises(ConfigError, match="the batch needs 2 samples or more"):
+        bench_balance(BalanceCase(batch_size=1), 1, 1, print)
 
 
 @pytest.mark.slow
 def test_every_contender_runs():
-    found = bench_balance("lenet", 32, 2.0, 1, 4, lambda text: None)
+    found = bench_balance(BalanceCase(batch_size=32), 1, 4, lambda text: None)
     assert [row.name for row in found.rows] == list(CONTENDERS)
     assert {sum(shares) for shares in found.shares.values()} == {32}

@@ -15,7 +15,7 @@ from gradtide.errors import ConfigError
 from gradtide.fair_share import Cost, even_shares, fair_shares, longest_s
 from gradtide.train.models import check_model
 
-__all__ = ["CONTENDERS", "BalanceFound", "bench_balance"]
+__all__ = ["CONTENDERS", "BalanceCase", "BalanceFound", "bench_balance"]
 
 WORKERS = 2
 # Name in the table -> what balance_peer.py is to be, and whether worker 1 sleeps. The first is the measure.
@@ -53,19 +53,33 @@ class BalanceFound:
         return _ratio(self.seconds["alike, even"], self.seconds["alike, balanced"])
 
 
-def bench_balance(
-    model: str, batch_size: int, sleeps: float, rounds: int, steps: int, tell: Callable[[str], None]
-) -> BalanceFound:
-    """Samples per second of both workers, each with one thread; worker 1 sleeps `sleeps` times its compute time."""
-    check_model(model)
-    if batch_size < WORKERS or rounds < 1 or steps < 1 or sleeps < 0:
-        raise ConfigError("the batch needs 2 samples or more, 1 round and 1 step or more, and a sleep of 0 or more")
+@dataclass(frozen=True, slots=True)
+class BalanceCase:
+    """What is measured."""
+
+    model: str = "lenet"
+    batch_size: int = 256
+    sleeps: float = 2.0  # times its compute time that worker 1 sleeps
+    pretend_s: float = 0.0  # if not 0, what a sample is pretended to take
+
+    def check(self) -> None:
+        check_model(self.model)
+        if self.batch_size < WORKERS or self.sleeps < 0 or self.pretend_s < 0:
+            raise ConfigError("the batch needs 2 samples or more, and sleeps are of 0 seconds or more")
+
+
+def bench_balance(case: BalanceCase, rounds: int, steps: int, tell: Callable[[str], None]) -> BalanceFound:
+    """Samples per second of both workers, each with one thread."""
+    case.check()
+    if rounds < 1 or steps < 1:
+        raise ConfigError(f"{rounds} rounds of {steps} steps; there must be 1 of each or more")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-bench-")))
         peers = []
         for number, (name, (kind, slow)) in enumerate(CONTENDERS.items()):
             meeting = str(folder / "gloo") if kind == "by-hand" else f"bench-{uuid.uuid4().hex}"
-            task = [kind, str(sleeps if slow else 0.0), model, str(batch_size), meeting, str(folder / str(number))]
+            task = [kind, str(case.sleeps if slow else 0.0), str(case.pretend_s), case.model, str(case.batch_size)]
+            task += [meeting, str(folder / str(number))]
             commands = [["-m", "gradtide.bench.frugal.balance_peer", *task, str(rank)] for rank in range(WORKERS)]
             peers.append(stack.enter_context(Contender(name, commands)))
             peers[-1].wait_until_ready()  # its workers measure each other: the next one starts when they are done
@@ -75,8 +89,8 @@ def bench_balance(
             for number, name in enumerate(CONTENDERS)
         }
     shares = {name: tuple(of_worker[-1][1] for of_worker in workers) for name, workers in said.items()}
-    predicted_s, gain = _predict(said["even"], median(seconds["even"]), batch_size)
-    return BalanceFound(report.rows(seconds, batch_size), seconds, shares, predicted_s, gain)
+    predicted_s, gain = _predict(said["even"], median(seconds["even"]), case.batch_size)
+    return BalanceFound(report.rows(seconds, case.batch_size), seconds, shares, predicted_s, gain)
 
 
 def _read(path: Path, rounds: int) -> list[tuple[float, int]]:

@@ -1,7 +1,8 @@
-"""One worker of one contender of `bench balance`: KIND SLEEPS MODEL BATCH MEETING RESULT RANK.
+"""One worker of one contender of `bench balance`: KIND SLEEPS PRETEND MODEL BATCH MEETING RESULT RANK.
 
 A worker that sleeps does so after forward and backward, for so many times as long as they took. Gradients leave after
-that, in all contenders alike: a step's compute time is known, and no waiting is in it.
+that, in all contenders alike: a step's compute time is known, and no waiting is in it. PRETEND, if not 0, is what a
+sample takes: then each worker computes on one sample alone, and sleeps for the others. That needs no quiet machine.
 """
 
 import json
@@ -51,13 +52,17 @@ class BalanceTask:
     meeting: str
     rank: int
     sleeps: float
+    pretend_s: float
     seconds: list[float] = field(default_factory=list)  # that forward, backward and sleep took, and of how many samples
     samples: list[int] = field(default_factory=list)
 
     def compute(self, model: nn.Module, part: Batch, apart: Any = nullcontext) -> None:
-        began_s = time.perf_counter()
+        began_s, (inputs, targets) = time.perf_counter(), part
+        if self.pretend_s:
+            time.sleep(self.pretend_s * len(inputs))
+            inputs, targets = inputs[:1], targets[:1]
         with apart():
-            functional.cross_entropy(model(part[0]), part[1]).backward()
+            functional.cross_entropy(model(inputs), targets).backward()
         time.sleep(self.sleeps * (time.perf_counter() - began_s))
         self.seconds.append(time.perf_counter() - began_s)
         self.samples.append(len(part[0]))
@@ -112,12 +117,12 @@ KINDS: dict[str, Callable[[BalanceTask], RepeatAndBarrier]] = {
 
 
 def main() -> None:
-    kind, sleeps, name, batch_size, meeting, result, rank = sys.argv[1:]
+    kind, sleeps, pretend_s, name, batch_size, meeting, result, rank = sys.argv[1:]
     torch.set_num_threads(1)
     model = build_model(name, 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     slept = float(sleeps) if rank == "1" else 0.0
-    work = BalanceTask(model, optimizer, random_batch(int(batch_size)), meeting, int(rank), slept)
+    work = BalanceTask(model, optimizer, random_batch(int(batch_size)), meeting, int(rank), slept, float(pretend_s))
     steps, barrier = KINDS[kind](work)
     steps(_SETTLE_STEPS)
 

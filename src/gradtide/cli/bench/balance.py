@@ -1,5 +1,6 @@
 """`gradtide bench balance`: what shares that follow speed are worth."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,18 +15,20 @@ def balance(
     model: Annotated[str, typer.Option(help="lenet, mlp or deep")] = "lenet",
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over both workers")] = 256,
     sleeps: Annotated[float, typer.Option(help="Worker 1 sleeps so many times its compute time")] = 2.0,
+    pretend: Annotated[float, typer.Option(help="Sleep so many ms a sample instead of computing")] = 0.0,
     rounds: Annotated[int, typer.Option(help="Every contender runs once a round; the median counts")] = 7,
     steps: Annotated[int, typer.Option(help="Batches a round")] = 20,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-balance-TIME.json]")] = None,
 ) -> None:
     """Two workers of which one sleeps, and two that are alike, with shares that are equal and that follow speed."""
     from gradtide.bench import report
-    from gradtide.bench.frugal.balance import bench_balance
+    from gradtide.bench.frugal.balance import BalanceCase, bench_balance
 
     path = results_path("balance", output)
     with telling("starting the contenders") as tell:
-        found = bench_balance(model, batch_size, sleeps, rounds, steps, tell)
-    settings = {"model": model, "batch_size": batch_size, "sleeps": sleeps, "rounds": rounds, "steps": steps}
+        case = BalanceCase(model, batch_size, sleeps, pretend / 1e3)
+        found = bench_balance(case, rounds, steps, tell)
+    settings = {**asdict(case), "rounds": rounds, "steps": steps}
     figures: dict[str, Any] = {"gain": found.gain, "predicted_gain": found.predicted_gain, "alike": found.alike}
     figures |= {"step_s": found.step_s, "predicted_step_s": found.predicted_s, "shares": found.shares}
     before = {"settings": settings, "unit": "samples/s", "figures": figures}
