@@ -13,6 +13,7 @@ from gradtide.parallel.part_costs import Estimate
 __all__ = ["OFTEN", "SELDOM", "Balance"]
 
 OFTEN, SELDOM = 10, 8  # measurements after which, and how many batches apart, estimates are compared less often
+_YOUNG = 1  # batches left out between looks when a speed has changed: what noise looks like now and then
 _KNOWN_SIZES = 256
 _FIRST = 2  # measurements of everybody, before the first shares that are not even
 _WORTH = 0.02  # what a change of shares has to save
@@ -43,6 +44,7 @@ class Balance:
         self._cut: _Cut | None = None  # by which batches are cut; None: evenly
         self._estimates: tuple[Estimate | None, ...] = ()
         self._batch = (0, 1)  # samples and the least part of the batch that was decided for
+        self._looks = 0  # decisions so far, with those who are there
         self.wait = 0  # batches until estimates are compared again
 
     def shares(self, samples: int, parts: int, least: int = 1) -> tuple[int, ...]:
@@ -52,14 +54,15 @@ class Balance:
 
     def forget(self) -> None:
         """Others work on it from now on: even shares, until their estimates are compared."""
-        self._cut, self._estimates, self.wait = None, (), 0
+        self._cut, self._estimates, self.wait, self._looks = None, (), 0, 0
 
     def decide(self, estimates: Sequence[Estimate | None], samples: int, least: int = 1) -> bool:
         """Takes everybody's estimates before a batch: whether the shares are others now. Who has none is taken for an
         average one."""
         known = [estimate for estimate in estimates if estimate is not None]
         young = len(known) < len(estimates) or min(one.measurements for one in known) < OFTEN
-        self.wait = 0 if young else SELDOM - 1
+        self._looks += 1
+        self.wait = (0 if self._looks <= OFTEN else _YOUNG) if young else SELDOM - 1
         self._estimates, self._batch = tuple(estimates), (samples, least)
         if not known or min(one.measurements for one in known) < _FIRST:
             return False
@@ -69,7 +72,7 @@ class Balance:
         sure = _SURER if self._cut is None else _SURE
         if saved <= max(_WORTH, sure * max(one.doubt for one in known)):
             return False
-        self._cut, self.wait = _Cut(costs), 0 if young else SELDOM // 2
+        self._cut, self.wait = _Cut(costs), self.wait if young else SELDOM // 2
         return then != now
 
     def explain(self) -> str:
