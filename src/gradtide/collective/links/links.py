@@ -253,8 +253,9 @@ class HostLinks:
     def forget_in_child(self) -> None:
         # A forked child must not keep a killed rank's links open, nor shut its parent's. Who held the lock when it was
         # forked is not here.
-        while self._sockets:
-            self._sockets.popitem()[1].close()
+        while self._flows:
+            for link in self._flows.pop().values():
+                link.close()
 
 
 def end_sending(sockets: Iterable[socket.socket]) -> None:
