@@ -13,7 +13,7 @@ from gradtide.parallel.part_costs import Estimate
 __all__ = ["OFTEN", "SELDOM", "Balance"]
 
 OFTEN, SELDOM = 10, 8  # measurements after which, and how many batches apart, estimates are compared less often
-_YOUNG = 1  # batches left out between looks when a speed has changed: what noise looks like now and then
+_YOUNG = 3  # batches left out between looks when a speed has changed: what noise looks like now and then
 _KNOWN_SIZES = 256
 _FIRST = 2  # measurements of everybody, before the first shares that are not even
 _WORTH = 0.02  # what a change of shares has to save
