@@ -1,8 +1,10 @@
 """bench frugal: its arithmetic, who takes part, and what it draws. The measuring itself needs two hosts."""
 
+import importlib.util
 import math
 
 import pytest
+import torch
 
 from gradtide.bench.frugal.accuracy import AccuracySettings, _rows
 from gradtide.bench.frugal.learner import BATCH, WAYS, LearningCurve, _batches
@@ -41,8 +43,6 @@ def test_every_way_is_compared_with_training_together_seed_by_seed():
 
 
 def test_all_ways_of_a_seed_see_the_same_batches():
-    import torch
-
     data = (torch.arange(500.0), torch.arange(500))
     first, again, other = (_batches(data, seed, 6) for seed in (3, 3, 4))
     assert all(torch.equal(x, y) for (x, _), (y, _) in zip(first, again, strict=True))
@@ -65,7 +65,7 @@ def test_who_is_not_installed_takes_no_part_and_is_told(tmp_path):
     assert _missing("local", "") == ""
     (tmp_path / "torchft").mkdir()
     assert _missing("torchft-local", str(tmp_path)) == ""
-    if not __import__("importlib.util").util.find_spec("accelerate"):
+    if importlib.util.find_spec("accelerate") is None:
         assert "give --peers" in _missing("accelerate", str(tmp_path))
 
 

@@ -137,6 +137,7 @@ def test_the_command_trains_workers_that_meet_now_and_then(tmp_path):
         (["--after", "5", "--workers", "2"], "as in --every 50"),
         (["--every", "5", "--workers", "2", "--servers", "1"], "leave --servers out"),
         (["--every", "5", "--workers", "2", "--sync", "ring"], "leave --sync ring out"),
+        (["--every", "7", "--workers", "2"], "an epoch has 6 steps"),
         (["--accumulate", "0"], "accumulate=0 makes no sense"),
     ],
 )

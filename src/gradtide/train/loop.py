@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from gradtide.sync import Job, Local, Servers
     from gradtide.timeouts import Timeouts
 
-__all__ = ["History", "Run", "check_batch", "check_options", "fit"]
+__all__ = ["History", "Run", "check_batch", "check_options", "check_window", "fit"]
 
 
 def fit(  # flat keywords on purpose: this is the call that a Keras user expects
@@ -162,14 +162,18 @@ def _check_local(sync: object, steps: int | None, checkpoints: Checkpoints | Non
 
     if not isinstance(sync, Local):
         return False
-    if steps is not None and sync.every > steps:
-        raise ConfigError(
-            f"Local({sync.every}): an epoch has {steps} steps, and workers meet at its end; meet every {steps} or more "
-            "often, or make batches smaller"
-        )
+    check_window(sync.every, steps)
     if sync.over is not None and checkpoints is not None and (checkpoints.every or checkpoints.resume):
         raise ConfigError("fit keeps no checkpoints of local steps over servers; leave over= or checkpoints= out")
     return True
+
+
+def check_window(every: int, steps: int | None) -> None:
+    if steps is not None and every > steps:
+        raise ConfigError(
+            f"Local({every}): an epoch has {steps} steps, and workers meet at its end; meet every {steps} or more "
+            "often, or make batches smaller"
+        )
 
 
 def _kind_of_run(job: "Job | None", sync: "str | Servers | Local", emit: Emit) -> "Callable[..., Run]":

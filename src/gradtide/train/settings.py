@@ -70,7 +70,7 @@ class Settings:
         """Raises what a worker would, before any is started; data that is not here yet is fetched once, for all."""
         from gradtide.parallel import find_devices
         from gradtide.parallel.devices.step import check_strategy
-        from gradtide.train.loop import check_batch, check_options
+        from gradtide.train.loop import check_batch, check_options, check_window
         from gradtide.train.models import check_model
         from gradtide.train.rates import Rates, check_rate
 
@@ -87,7 +87,9 @@ class Settings:
         if accumulate < 1:
             raise ConfigError(f"--accumulate {accumulate} makes no sense; a step takes 1 batch or more")
         check_batch(options["batch_size"] * growth * accumulate, devices, workers)
-        self._find_data()
+        found = self._find_data()
+        if self.every:
+            check_window(self.every, -(-_samples(found) // (options["batch_size"] * growth * accumulate)))
 
     def load(self) -> tuple[Any, Any]:
         """(train, test), each (inputs, targets)."""
@@ -111,3 +113,11 @@ class Settings:
 
             return fashion_mnist_folder(None if self.data_dir is None else Path(self.data_dir), read_environment())
         raise ConfigError(f"unknown data {self.data!r}; choose digits or fashion-mnist")
+
+
+def _samples(folder: Path | None) -> int:
+    """Of the training data: of Fashion-MNIST in a folder, or of the digits."""
+    from gradtide.train.digits import TRAIN_SAMPLES
+    from gradtide.train.fashion_mnist import FILES
+
+    return TRAIN_SAMPLES if folder is None else next(iter(FILES.values()))[0][0]

@@ -29,7 +29,7 @@ class AccuracySettings:
     data: str = "fashion-mnist"
     rate: str = "1gbit"
     seeds: int = 8
-    steps: int = 800
+    steps: int = 600
 
     def check(self) -> None:
         if self.seeds < 2 or self.steps < _GRAIN or self.steps % _GRAIN:

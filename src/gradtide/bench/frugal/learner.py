@@ -23,7 +23,7 @@ from gradtide.train.settings import Settings
 __all__ = ["BATCH", "WAYS", "LearningCurve", "main"]
 
 BATCH, HIDDEN, LR, MOMENTUM = 128, 256, 0.05, 0.9  # the batch of both workers
-LOOKS = 16  # at the test data, about so many in a run, and where workers have met
+LOOKS = 8  # at the test data, about so many in a run, and where workers have met
 
 # Name -> the steps between meetings (0: all are taken together), and whether an outer optimizer steps
 WAYS = {
@@ -75,7 +75,8 @@ class _Learner:
             self._model.step()
             if step % between == 0 or step == steps:
                 self._seconds += time.perf_counter() - begun_s
-                self._look(step, test)
+                if group.rank == 0:
+                    self._look(step, test)
                 group.barrier()
                 begun_s = time.perf_counter()
         self._model.close()

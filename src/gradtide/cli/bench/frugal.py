@@ -23,7 +23,7 @@ def frugal(
         bool, typer.Option("--accuracy", help="Not how fast: what Fashion-MNIST's accuracy becomes, over seeds")
     ] = False,
     seeds: Annotated[int, typer.Option(help="With --accuracy: runs of each, paired by seed")] = 8,
-    steps: Annotated[int, typer.Option(help="With --accuracy: of each run; a multiple of 200")] = 800,
+    steps: Annotated[int, typer.Option(help="With --accuracy: of each run; a multiple of 200")] = 600,
     data: Annotated[str, typer.Option(help="With --accuracy: fashion-mnist, or digits")] = "fashion-mnist",
     picture: Annotated[Path | None, typer.Option(help="With --accuracy: where its curves are drawn, a.png")] = None,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-frugal-TIME.json]")] = None,
