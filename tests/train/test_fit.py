@@ -215,3 +215,11 @@ def test_an_error_of_the_reader_is_raised_where_the_batch_is_asked_for():
     assert next(reader) == 1
     with pytest.raises(ValueError, match="bad sample"):
         next(reader)
+
+
+def test_what_is_left_out_is_not_in_checkpoints_and_a_codec_that_is_none_is_told(tmp_path):
+    data = torch.zeros(4, 2), torch.zeros(4, 1)
+    with pytest.raises(ConfigError, match=r"what compress='topk:0\.1' leaves out is not in checkpoints yet"):
+        gradtide.fit(nn.Linear(2, 1), data, compress="topk:0.1", checkpoints=gradtide.Checkpoints(str(tmp_path)))
+    with pytest.raises(ConfigError, match="no codec is called that"):
+        gradtide.fit(nn.Linear(2, 1), data, compress="zip")

@@ -211,14 +211,14 @@ SCRIPT = """
                 while 0 in store.first_rounds and time.monotonic() < deadline_s:
                     time.sleep(0.01)
 
-    def train(sync, devices, emit=ignore):
+    def train(sync, devices, emit=ignore, compress=None):
         net = model()
         if current_job().rank:  # only worker 0's parameters count
             nn.init.zeros_(net[1].weight)
         history = gradtide.fit(
             net, (X[:203].double(), Y[:203]), test_data=(TEST[0].double(), TEST[1]), devices=devices, batch_size=41,
             epochs=4, lr=0.05, optimizer=momentum, sync=sync, warmup_epochs=1,
-            emit=emit,
+            emit=emit, compress=compress,
         )
         return {"values": [p.detach() for p in net.parameters()], "loss": history.loss, "test": history.test_accuracy}
 
@@ -234,6 +234,7 @@ SCRIPT = """
 
     if __name__ == "__main__":
         found = {f"{sync} {devices}": train(sync, devices) for sync in ("auto", "ring") for devices in (1, 2)}
+        found |= {f"compressed {devices}": train("auto", devices, compress="topk:1") for devices in (1, 2)}
         found["servers 2"] = train(gradtide.Servers("bsp"), 2, fall_behind if current_job().rank else ignore)
         found["shuffled"] = shuffled()
         torch.save(found, f"found-{current_job().rank}.pt")
@@ -252,7 +253,7 @@ def found(tmp_path_factory):
     return [torch.load(folder / f"found-{rank}.pt") for rank in range(2)], torch.load(folder / "alone.pt")
 
 
-@pytest.mark.parametrize("way", ["auto 1", "auto 2", "ring 1", "ring 2", "servers 2"])
+@pytest.mark.parametrize("way", ["auto 1", "auto 2", "ring 1", "ring 2", "compressed 1", "compressed 2", "servers 2"])
 def test_fit_on_two_workers_equals_one_process_after_twenty_steps(found, way):
     workers, alone = found
     assert alone["loss"][-1] < alone["loss"][0]
@@ -261,7 +262,7 @@ def test_fit_on_two_workers_equals_one_process_after_twenty_steps(found, way):
             assert (mine - one).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("way", ["auto 1", "auto 2", "ring 1", "ring 2"])
+@pytest.mark.parametrize("way", ["auto 1", "auto 2", "ring 1", "ring 2", "compressed 2"])
 def test_over_collectives_every_worker_knows_how_all_did(found, way):
     workers, alone = found
     for worker in workers:

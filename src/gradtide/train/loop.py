@@ -37,6 +37,7 @@ from gradtide.train.rates import Rates
 from gradtide.train.source import Batch, BatchSource, StepBatch, StepSource, accumulated, as_source, read_ahead
 
 if TYPE_CHECKING:
+    from gradtide.compress import Compress
     from gradtide.store import Store
     from gradtide.sync import Job, Local, Servers
     from gradtide.timeouts import Timeouts
@@ -58,6 +59,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     optimizer: str | OptimizerFactory | torch.optim.Optimizer = "SGD",
     strategy: str = "sharded",
     sync: "str | Servers | Local" = "auto",
+    compress: "str | Compress | None" = None,
     accumulate: int = 1,
     scale_batch: bool = False,
     lr_scaling: str = "none",
@@ -85,9 +87,10 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     long to wait for other workers. `emit` is called with every event.
 
     In a job (gradtide run, torchrun) all workers train one model, each with its part of every batch, and `sync` says
-    how, as for `DataParallel`; "all devices" then are those of all workers. With `Local` they also meet at the end of
-    every epoch.
+    how, and `compress` how gradients are made smaller, as for `DataParallel`; "all devices" then are those of all
+    workers. With `Local` they also meet at the end of every epoch.
     """
+    smaller = _compression(compress, checkpoints)
     found, job = find_devices(devices), _job(sync)
     if job is not None and timeouts is not None:
         job.wait_as(timeouts)
@@ -109,7 +112,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     keeper = Keeper(keeping, job.rank if job else 0, job.size if job else 1, emit, apart=apart)
     keeper.load_model(model)
     with DevicePool(found) as pool:
-        run = _kind_of_run(job, sync, emit)(model, found, pool, loss_of_all, strategy, sync_batch_norm, seed)
+        run = _kind_of_run(job, sync, smaller, emit)(model, found, pool, loss_of_all, strategy, sync_batch_norm, seed)
         if balance:
             run.balance()
         run.start(optimizers, keeper)
@@ -176,12 +179,30 @@ def check_window(every: int, steps: int | None) -> None:
         )
 
 
-def _kind_of_run(job: "Job | None", sync: "str | Servers | Local", emit: Emit) -> "Callable[..., Run]":
+def _compression(compress: "str | Compress | None", checkpoints: Checkpoints | None) -> "Compress | None":
+    if compress is None:
+        return None
+    from gradtide.compress import AUTO, as_compress  # brings in numba
+
+    settings = as_compress(compress)
+    if settings is not None and settings.codec != AUTO and settings.make().feedback and checkpoints is not None:
+        raise ConfigError(
+            f"what compress={str(settings)!r} leaves out is not in checkpoints yet; leave checkpoints out, or use int8"
+        )
+    return settings
+
+
+def _kind_of_run(
+    job: "Job | None", sync: "str | Servers | Local", compress: "Compress | None", emit: Emit
+) -> "Callable[..., Run]":
     if job is None:
         return Run
-    from gradtide.train.together.run import RunTogether  # brings in numba and the store
+    from gradtide.sync.choose import Wishes  # brings in numba and the store
+    from gradtide.sync.compressed import Compression
+    from gradtide.train.together.run import RunTogether
 
-    return partial(RunTogether, (job, sync, emit))
+    compression = None if compress is None else Compression(compress)
+    return partial(RunTogether, (job, Wishes(sync, compression=compression), emit))
 
 
 class Run:

@@ -38,7 +38,7 @@ class RunTogether(Run):
 
     def __init__(
         self,
-        joined: tuple[Job, str | Servers | Local, Emit],
+        joined: tuple[Job, Wishes, Emit],
         model: nn.Module,
         devices: Sequence[Device],
         pool: DevicePool,
@@ -51,7 +51,7 @@ class RunTogether(Run):
             raise ConfigError(
                 "sync_batch_norm is over the devices of one process, not over workers; leave it out, or use one worker"
             )
-        self._job, self._sync, self._emit = joined
+        self._job, self._wishes, self._emit = joined
         self._seed, own_seed = seed, seed * self._job.size + self._job.rank  # workers draw different random numbers
         self._lost = False  # whether the servers have lost something that was not seen to yet
         self._before = 0  # batches before this epoch
@@ -59,7 +59,8 @@ class RunTogether(Run):
         super().__init__(model, devices, pool, loss, strategy, False, own_seed)
 
     def balance(self) -> None:
-        if isinstance(self._sync, Servers) and self._sync.mode == "async":
+        sync = self._wishes.sync
+        if isinstance(sync, Servers) and sync.mode == "async":
             raise ConfigError(NOBODY_WAITS)
         super().balance()
         self._agreed = AgreedShares(self._job)
@@ -68,17 +69,17 @@ class RunTogether(Run):
     def start(self, made_by: Optimizers, keeper: Keeper) -> None:
         first, self.made_by = self.replicas[0].module, made_by
         self.optimizers = [keeper.load_optimizer(made_by.make(first))]
-        if isinstance(self._sync, Servers) and is_elementwise(self.optimizers[0]) and has_stepped(self.optimizers[0]):
+        wishes, sync = self._wishes, self._wishes.sync
+        if isinstance(sync, Servers) and is_elementwise(self.optimizers[0]) and has_stepped(self.optimizers[0]):
             raise ConfigError(
                 f"{type(self.optimizers[0]).__name__} has state of earlier steps, but servers that step begin without; "
                 "give fit a new optimizer, or train without servers"
             )
         emit = self._emit if len(self.replicas) == 1 else _until_spread(self._emit)
         trained = find_trained(first, self.optimizers[0])
-        sync = self._sync
         if isinstance(sync, Servers) and keeper.resumed is not None:  # they began with a checkpoint, and so do we
-            sync = replace(sync, resume=True)
-        self.synchroniser = Synchroniser(trained, self._job, Wishes(sync), emit)
+            wishes = replace(wishes, sync=replace(sync, resume=True))
+        self.synchroniser = Synchroniser(trained, self._job, wishes, emit)
         if isinstance(sync, Local):  # the optimizer's state was made worker 0's, and is each worker's own
             keeper.load_optimizer(self.optimizers[0])
             self.synchroniser.load_state(keeper.sync_state())
@@ -166,7 +167,7 @@ class RunTogether(Run):
 
     def _end_epoch(self, at: Position, tests: BatchSource | None, emit: Emit) -> None:
         """Workers that step by themselves meet, whether there is test data or not: figures are of one model."""
-        if isinstance(self._sync, Local):
+        if isinstance(self._wishes.sync, Local):
             self.synchroniser.finish()
             spread_parameters(self.replicas, self.pool)
         super()._end_epoch(at, tests, emit)
