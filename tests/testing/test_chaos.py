@@ -137,3 +137,15 @@ def test_a_script_of_ones_own_can_be_disturbed(forks, tmp_path):
 def test_an_unknown_fault_is_named():
     with pytest.raises(ConfigError, match="'flood'"):
         run_chaos(Drill(kinds=("flood",)))
+
+
+@pytest.mark.parametrize("compress", ["topk:0.02", pytest.param("onebit", marks=pytest.mark.slow)])
+def test_compressed_pushes_through_kills_are_all_there_when_what_was_left_out_is_pushed(forks, compress):
+    report = run_chaos(Drill(faults=2, workers=2, pause_s=0.1, compress=compress), forks=forks)
+    assert (report.faults, report.lost, report.doubled) == (2, 0, 0)
+    assert report.pushes > 10
+
+
+def test_a_codec_that_loses_something_can_not_be_counted():
+    with pytest.raises(ConfigError, match="give a codec that loses nothing, onebit or topk"):
+        run_chaos(Drill(compress="int8"))

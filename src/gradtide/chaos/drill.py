@@ -23,11 +23,10 @@ from pathlib import Path
 from random import Random
 from statistics import quantiles
 
-import torch
-
 from gradtide.chaos.crew import Crew
-from gradtide.chaos.drill_worker import KEYS, TIMES
+from gradtide.chaos.drill_worker import KEYS, TIMES, no_pushes
 from gradtide.chaos.islands import Islands
+from gradtide.compress import AUTO, as_compress
 from gradtide.errors import ConfigError, GradtideError, PeerTimeout
 from gradtide.store.client.store import Store, connect
 from gradtide.store.local.forkserver import Alive
@@ -55,6 +54,7 @@ class Drill:
     pause_s: float = 0.3  # between the store being whole and the next fault
     pushes: int = 0  # go on until there were at least so many
     seed: int = 0
+    compress: str = ""  # how pushes are: by a codec that sends later what it leaves out
     script: tuple[str, ...] = ()  # a user's command instead of workers; {address} and {secret} are the store's
 
 
@@ -79,12 +79,13 @@ class DrillReport:
 def run_chaos(plan: Drill, tell: Callable[[str], None] = lambda text: None, forks: Forks | None = None) -> DrillReport:
     """Start, disturb, count."""
     _check(plan.kinds)
+    _check_codec(plan)
     with ExitStack() as stack:
         servers = _servers(plan, forks)
         stack.callback(servers.close)
         store = stack.enter_context(connect(servers.address, secret_file=_secret_file(servers)))
-        zeros = torch.zeros(max(1, plan.workers), dtype=torch.int64)
-        store.init(dict.fromkeys(KEYS, zeros), update=update("add"))
+        zeros = no_pushes(max(1, plan.workers), compressed=bool(plan.compress))
+        store.init(dict.fromkeys(KEYS, zeros), update=update("add"), compress=plan.compress)
         crew = stack.enter_context(_DrillWorkers(plan, servers))
         crew.read_lines()
         struck = _disturb(plan, servers, store, crew, tell)
@@ -98,6 +99,15 @@ def _check(kinds: tuple[str, ...]) -> None:
         raise ConfigError(f"unknown fault {', '.join(sorted(unknown))!r}; choose from {', '.join(KINDS)}")
     if "coordinator" in kinds and _OF_ISLANDS & set(kinds):
         raise ConfigError("a coordinator in a network of its own is not started again; give kill or stop beside cut")
+
+
+def _check_codec(plan: Drill) -> None:
+    settings = as_compress(plan.compress) if plan.compress else None
+    if settings is not None and (settings.codec == AUTO or not settings.make().feedback or plan.script):
+        raise ConfigError(
+            f"compress={plan.compress!r} can't be counted; give a codec that loses nothing, onebit or topk, and "
+            "no script"
+        )
 
 
 def _servers(plan: Drill, forks: Forks | None) -> LocalServers | Islands:
@@ -122,7 +132,8 @@ class _DrillWorkers(Crew):
             commands = [[part.replace("{secret}", secret) for part in filled]]
         else:
             program = [sys.executable, "-m", "gradtide.chaos.drill_worker", servers.address, secret]
-            commands = [[*program, str(i), str(plan.workers), str(f)] for i, f in enumerate(self._files)]
+            how = ["compressed"] if plan.compress else []
+            commands = [[*program, str(i), str(plan.workers), str(f), *how] for i, f in enumerate(self._files)]
         super().__init__(commands, speaks=not plan.script)
 
     @property
@@ -302,8 +313,8 @@ def _count(
     lost = doubled = 0
     for value in store.pull(list(KEYS)) if counts else ():
         for worker, count in enumerate(counts):
-            missing = count["pushes"] - int(value[worker])
-            lost, doubled = lost + max(0, missing), doubled + max(0, -missing)
+            missing = count["pushes"] - value[worker]
+            lost, doubled = lost + max(0, int(missing.max())), doubled + max(0, -int(missing.min()))
     back_s, longest_s = [], dict[str, float]()
     for fault in struck:
         nexts = [min((end for begun, end in mine if begun >= fault.at_s), default=None) for mine in times]

@@ -21,6 +21,7 @@ def chaos(
     workers: Annotated[int, typer.Option(help="Workers that push")] = 4,
     pushes: Annotated[int, typer.Option(help="Go on until so many are acknowledged")] = 0,
     pause_s: Annotated[float, typer.Option("--pause", help="Seconds of calm before each fault")] = 0.3,
+    compress: Annotated[str, typer.Option(help="Push compressed: onebit, or topk:0.05")] = "",
     script: Annotated[
         str,
         typer.Option(
@@ -52,7 +53,8 @@ def chaos(
     from gradtide.chaos.drill import Drill, run_chaos
 
     kinds = tuple(part.strip() for part in kind.split(",") if part.strip())
-    plan = Drill(kills, kinds, servers, replicas, workers, pause_s, pushes, first, tuple(shlex.split(script)))
+    command = tuple(shlex.split(script))
+    plan = Drill(kills, kinds, servers, replicas, workers, pause_s, pushes, first, compress, command)
     with telling("starting") as tell:
         report = run_chaos(plan, tell)
     typer.echo(

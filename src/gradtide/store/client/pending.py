@@ -105,11 +105,18 @@ class Pending(Handle[T], Generic[T]):
         try:
             self._result = self._convert(result)
         except AskAgain as again:
-            self._engine.start(self, again.begin)
-            return
+            if self._begin_again(again):
+                return
         except Exception as error:  # for who waits, not for who receives
             self._error = error
         self._end()
+
+    def _begin_again(self, again: AskAgain) -> bool:
+        try:
+            self._engine.start(self, again.begin)
+        except CommunicationError as error:
+            self._error = error
+        return self._error is None
 
     def fail(self, error: BaseException) -> None:
         self._error = error

@@ -43,6 +43,10 @@ class BlockCodec:
     size_bytes: int
 
     @property
+    def is_ready(self) -> bool:
+        return is_ready(self.codec.name, str(self.layout.dtype))
+
+    @property
     def feedback(self) -> bool:
         """Whether what is left out is to be sent later."""
         return self.codec.feedback
@@ -139,11 +143,11 @@ def check_compress(spec: KeySpec, *, optimizer: bool) -> None:
         )
 
 
-def is_ready(spec: KeySpec) -> bool:
-    """Whether its codec can be used at once. Kernels are compiled, or loaded, when they are first used, which may take
+def is_ready(compress: str, dtype: str) -> bool:
+    """Whether a codec can be used at once. Kernels are compiled, or loaded, when they are first used, which may take
     longer than a server may be silent: so a thread of its own does that, from the first time on that this is asked."""
-    name = spec.compress.partition(":")[0], spec.dtype
-    if name[0] not in CODECS or spec.dtype not in _DTYPES:
+    name = compress.partition(":")[0], dtype
+    if name[0] not in CODECS or dtype not in _DTYPES:
         return True  # whoever looks at what it wants says what is wrong with it
     with _making:
         if name not in _made:

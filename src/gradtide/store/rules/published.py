@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from gradtide.store.rules.codecs import BlockCodec, answers_whole, block_codec, draw_of, is_ready
+from gradtide.store.rules.codecs import BlockCodec, answers_whole, block_codec, draw_of
 from gradtide.store.wire.messages import KeySpec
 
 __all__ = ["Published", "publishes", "split_beside"]
@@ -30,7 +30,6 @@ class Published:
 
     def __init__(self, spec: KeySpec, codec: BlockCodec, value: Callable[[], Tensor]) -> None:
         assert spec.delay is not None
-        is_ready(spec)  # on a replica, which has until the first round closes
         self._key, self._delay, self._codec, self._value = spec.key, spec.delay, codec, value
         self._differences = not answers_whole(spec)
         self.fresh = self.goes_whole = False

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gradtide.errors import ConfigError
 from gradtide.store.rules.arithmetic import Arguments, BlockState, Contribution
-from gradtide.store.rules.codecs import check_compress
+from gradtide.store.rules.codecs import check_compress, is_ready
 from gradtide.store.rules.delayed_nesterov import DelayedNesterov
 from gradtide.store.rules.fused import may_fuse
 from gradtide.store.rules.published import publishes, split_beside
@@ -165,6 +165,7 @@ class TorchArithmetic:
     def create(self, spec: KeySpec, value: Tensor) -> "_Reduced | _Optimized":
         rule = spec.update
         check_compress(spec, optimizer=rule.name in _OPTIMIZERS)
+        is_ready(spec.compress, spec.dtype)  # on a replica, too, which has until the first round closes
         if rule.name in _OPTIMIZERS:
             return _Optimized(spec, value)
         semiring = self._semirings.get(rule.name)

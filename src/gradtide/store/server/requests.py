@@ -137,10 +137,11 @@ class Requests:
         self._granting.give_back(client)
 
     def _is_too_early(self, message: Push | Init, shape: PartShape) -> bool:
-        """Whether the codec of a new key is not there yet; or a push began before its key was known, so that nobody can
-        decode it."""
+        """Whether a codec is not there yet; or a push began before its key was known, so that nobody can decode it."""
         if isinstance(message, Init):
-            return not is_ready(message.spec)
+            return not is_ready(message.spec.compress, message.spec.dtype)
+        if not all(codec is None or codec.is_ready for codec in shape.codecs):
+            return True
         shard = self._shard_set.shards.get(shape.part.shard)
         return any(
             piece.encoded and codec is None and shard is not None and (piece.key, piece.block) in shard.blocks
@@ -156,5 +157,6 @@ class Requests:
             self._outgoing.fail(message)
             return
         if answers and isinstance(answers[-1].message, Noted):
-            self._granting.note(client, message.sequence, shape.part.shard, shape.size_bytes)
+            held_bytes = sum(value.nbytes for value in values) if shape.codecs else shape.size_bytes
+            self._granting.note(client, message.sequence, shape.part.shard, held_bytes)
         self._outgoing.deliver(answers)

@@ -77,7 +77,7 @@ class StoreCompression:
 
             def begin(now_s: float) -> Any:
                 layout = session.layout(keys, None, made.encoded)
-                told = session.push(layout, made.values, now_s=now_s, weight=weight, round_=round_)
+                told = session.push(layout, made.values, now_s=now_s, weight=weight)
                 self.residuals.put_all(made.changes)
                 return told
 
