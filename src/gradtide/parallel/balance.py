@@ -15,6 +15,7 @@ __all__ = ["OFTEN", "SELDOM", "Balance"]
 OFTEN, SELDOM = 10, 8  # measurements after which, and how many batches apart, estimates are compared less often
 _YOUNG = 3  # batches left out between looks when a speed has changed: what noise looks like now and then
 _KNOWN_SIZES = 256
+_SHOWN = 0.01  # of a part's time: less that is fixed is not worth a word
 _FIRST = 2  # measurements of everybody, before the first shares that are not even
 _WORTH = 0.02  # what a change of shares has to save
 _SURE, _SURER = 2.5, 3.0  # and in standard errors of the estimates: from shares that are not even, and from even ones
@@ -95,6 +96,8 @@ def _costs(estimates: Sequence[Estimate | None], known: Sequence[Estimate]) -> t
 def _took(who: str, number: int, share: int, estimate: Estimate | None, samples: int) -> str:
     each = "not measured yet"
     if estimate is not None:
-        fixed = estimate.cost.fixed_s
-        each = f"{estimate.cost.sample_s * 1e3:.3g} ms a sample" + (f" and {fixed * 1e3:.3g} ms" if fixed else "")
+        cost = estimate.cost
+        each = f"{cost.sample_s * 1e3:.3g} ms a sample"
+        if cost.fixed_s > _SHOWN * cost.of(share):
+            each += f" and {cost.fixed_s * 1e3:.3g} ms"
     return f"{who} {number} takes {share} of {samples} samples ({each})"
