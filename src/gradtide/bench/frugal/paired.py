@@ -19,8 +19,8 @@ _QUANTILES = (
 def paired_difference(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
     """The mean of one minus other, and half of the interval's width.
 
-    >>> paired_difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
-    (2.0, 2.484...)
+    >>> [round(number, 3) for number in paired_difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])]
+    [2.0, 2.484]
     """
     differences = [one - other for one, other in zip(ones, others, strict=True)]
     count = len(differences)
