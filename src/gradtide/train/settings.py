@@ -56,15 +56,16 @@ class Settings:
             parts.append("1 server" if servers == 1 else f"{servers} servers")
         if self.every:
             parts.append(f"met every {self.every} steps" + (f" after {self.after}" if self.after else ""))
-        return ", ".join([*parts, *([] if self.every else [self.sync])])
+        return ", ".join([*parts, *([] if self.every and not servers else [self.sync])])
 
     def how(self) -> "str | Servers | Local":
         """What fit is to take as `sync`."""
         from gradtide.sync import Local, Servers
 
+        servers = Servers(self.sync) if self.over_servers else None
         if self.every:
-            return Local(self.every, after=self.after)
-        return Servers(self.sync) if self.over_servers else self.sync
+            return Local(self.every, after=self.after, over=servers)
+        return servers or self.sync
 
     def check(self, workers: int) -> None:
         """Raises what a worker would, before any is started; data that is not here yet is fetched once, for all."""
@@ -75,6 +76,9 @@ class Settings:
         from gradtide.train.rates import Rates, check_rate
 
         devices, options = len(find_devices(self.devices)), self.fit
+        self.how()
+        if options.get("balance") and self.sync == "async":
+            raise ConfigError("--balance is for workers that wait for each other; in async nobody does: leave it out")
         check_model(self.model)
         check_options(options["epochs"], options["scale_batch"], options["lr_scaling"])
         growth = devices * workers if options["scale_batch"] else 1

@@ -48,6 +48,9 @@ def train(
     after: Annotated[int, typer.Option(help="With --every: the first so many steps are taken together")] = 0,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over all devices")] = 256,
     accumulate: Annotated[int, typer.Option(help="Batches that make one step")] = 1,
+    balance: Annotated[
+        bool, typer.Option("--balance", help="Devices and workers get parts of a batch by their measured speed")
+    ] = False,
     lr: Annotated[float, typer.Option(help="Learning rate of SGD")] = 0.2,
     epochs: Annotated[int, typer.Option(help="Passes over the training data")] = 10,
     strategy: Annotated[
@@ -90,6 +93,7 @@ def train(
     options = {
         "batch_size": batch_size,
         "accumulate": accumulate,
+        "balance": balance,
         "lr": lr,
         "epochs": epochs,
         "strategy": strategy,
@@ -104,7 +108,7 @@ def train(
     if workers is None and (servers or sync is not None):
         given = "--servers" if servers else f"--sync {sync}"
         raise ConfigError(f"{given} is for training on several processes; say how many, as in --workers 2")
-    check_local(every, after, workers, (sync, servers))
+    check_local(every, after, workers, (sync, servers), keeps=bool(checkpoint_every or resume))
     if workers is not None and (baseline or sync_batch_norm):
         given = "--baseline compares" if baseline else "--sync-batch-norm is over"
         raise ConfigError(f"{given} devices of one process; leave it out, or leave out --workers")

@@ -5,8 +5,10 @@ from gradtide.errors import ConfigError
 __all__ = ["check_local"]
 
 
-def check_local(every: int | None, after: int, workers: int | None, beside: tuple[str | None, int]) -> None:
-    """`beside`: what --sync says, and the servers."""
+def check_local(
+    every: int | None, after: int, workers: int | None, beside: tuple[str | None, int], *, keeps: bool
+) -> None:
+    """`beside`: what --sync says, and the servers. keeps: checkpoints."""
     if every is None:
         if after:
             raise ConfigError("--after says when workers begin to step by themselves; say how long, as in --every 50")
@@ -17,6 +19,7 @@ def check_local(every: int | None, after: int, workers: int | None, beside: tupl
     if workers is None:
         raise ConfigError("--every is for several workers, who step by themselves; say how many, as in --workers 2")
     sync, servers = beside
-    if servers or sync not in (None, "auto"):
-        given = "--servers" if servers else f"--sync {sync}"
-        raise ConfigError(f"with --every workers meet over collectives of their own; leave {given} out")
+    if not servers and sync not in (None, "auto"):
+        raise ConfigError(f"with --every workers meet over collectives of their own; leave --sync {sync} out")
+    if servers and keeps:
+        raise ConfigError("no checkpoints are kept of local steps over servers; leave --servers or checkpoints out")

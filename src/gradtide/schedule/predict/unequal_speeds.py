@@ -7,10 +7,9 @@ what a worker of speed 1 takes for the whole batch; or nearly so, since samples 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
 
 from gradtide.errors import ConfigError
-from gradtide.even_share import even_share
+from gradtide.fair_share import predict_balance
 
 __all__ = ["SpeedForecast", "forecast_speeds"]
 
@@ -40,26 +39,5 @@ def forecast_speeds(speeds: Sequence[float], batch: int | None = None) -> SpeedF
         return SpeedForecast(tuple(speeds), 1 / min(speeds), workers / total, shares)
     if batch < workers:
         raise ConfigError(f"{workers} workers but only {batch} samples in a batch; each needs one")
-    parts = [end - begin for begin, end in (even_share(batch, worker, workers) for worker in range(workers))]
-    counts = _by_speed(speeds, batch)
-    equal = batch / workers
-    even = max(part / speed for part, speed in zip(parts, speeds, strict=True)) / equal
-    balanced = max(count / speed for count, speed in zip(counts, speeds, strict=True)) / equal
-    return SpeedForecast(tuple(speeds), even, balanced, tuple(counts))
-
-
-def _by_speed(speeds: Sequence[float], batch: int) -> list[int]:
-    """The integer optimum, with a sample for each at least: what is sure to be done by then is dealt at once, each
-    sample that is left goes to who would have it done first."""
-    total = sum(speeds)
-    counts = [max(1, math.floor(batch * speed / total * (1 - 1e-12))) for speed in speeds]
-    while sum(counts) > batch:  # so slow that not even one sample was due to them
-        last = max(range(len(counts)), key=lambda worker: (counts[worker] > 1, counts[worker] / speeds[worker]))
-        counts[last] -= 1
-    waiting = [((count + 1) / speed, worker) for worker, (count, speed) in enumerate(zip(counts, speeds, strict=True))]
-    heapify(waiting)
-    for _ in range(batch - sum(counts)):
-        worker = waiting[0][1]
-        counts[worker] += 1
-        heapreplace(waiting, ((counts[worker] + 1) / speeds[worker], worker))
-    return counts
+    found = predict_balance(speeds, batch, workers / batch)
+    return SpeedForecast(tuple(speeds), found.even_s, found.fair_s, found.fair)
