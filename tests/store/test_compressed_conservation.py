@@ -1,15 +1,13 @@
 """Nothing is lost, nothing counts twice: with integers and powers of two, what arrived and what is left are exact."""
 
 import hashlib
-import os
-import signal
 import threading
 
 import pytest
 import torch
 from proxy import Proxy, Weather
 from safetensors.torch import load_file
-from store_processes import pid_of, wait_until
+from store_processes import Killer
 
 import gradtide
 from gradtide.store.client.engine import Engine
@@ -168,13 +166,15 @@ def test_through_drops_duplicates_and_cuts_everything_counts_once_and_resends_ar
 def disturb(servers, steps, every):
     """Kills one server after the other, and lets servers come and go."""
 
+    killer = Killer(servers)
+
     def at(store, step):
         if step % every == 0 and 0 < step < steps - 5:
-            wait_until(lambda: all(store.table.backups), 60)
             if step // every % 3 == 0:
+                killer.wait_until_whole(store)
                 servers.scale(3 if len(store.table.servers) == 2 else 2)
             else:
-                os.kill(pid_of(servers, f"server-{step // every % 2}"), signal.SIGKILL)
+                killer.kill(store, f"server-{step // every % 2}")
 
     return at
 

@@ -1,12 +1,9 @@
 """Keys that are compressed both ways give what one process gives that compresses in the same places, bit for bit."""
 
-import os
-import signal
-
 import pytest
 import torch
 from compressed_oracle import Case, expected, on_servers
-from store_processes import pid_of, wait_until
+from store_processes import Killer
 
 import gradtide
 
@@ -53,11 +50,10 @@ def test_bounded_pulls_are_of_exactly_so_many_rounds_ago(forks, compress):
 @pytest.mark.parametrize("case", [Case(SGD, "int8", delay=0), Case(SGD, "topk:0.1", delay=2)], ids=["bsp", "bounded"])
 def test_a_server_that_is_killed_between_rounds_changes_no_bit(forks, case):
     with gradtide.local_servers(2, replicas=1, forks=forks) as servers:
+        killer = Killer(servers)
 
-        def kill(store, step):
+        def at(store, step):
             if step in (2, 5):
-                wait_until(lambda: all(store.table.backups))
-                victim = pid_of(servers, f"server-{step % 2}")
-                os.kill(victim, signal.SIGKILL)
+                killer.kill(store, f"server-{step % 2}")
 
-        check(servers.address, case, at=kill)
+        check(servers.address, case, at=at)
