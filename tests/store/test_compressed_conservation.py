@@ -174,7 +174,7 @@ def disturb(servers, steps, every):
                 killer.wait_until_whole(store)
                 servers.scale(3 if len(store.table.servers) == 2 else 2)
             else:
-                killer.kill(store, f"server-{step // every % 2}")
+                killer.kill(store, store.table.servers[step // every % 2].name)
 
     return at
 
