@@ -310,7 +310,8 @@ class Synchroniser:
     def edit(self) -> Iterator[None]:
         """In it the parameters may be changed; afterwards all workers have what worker 0 has."""
         with self._purpose("in model.edit() or load_state_dict(), which all workers enter together"):
-            self.finish()
+            if self.way.is_collective:
+                self.meet()
             with self.way.edit():
                 yield
         if self._trial is not None:

@@ -3,6 +3,7 @@
 import functools
 import socket
 import sys
+import weakref
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -114,9 +115,15 @@ def join_store(
 
     watch = host.board.watch = RankWatch(rank, lines, interrupt)
     links = HostLinks(hosts.rail_of(rank), flows, watch)
-    connect = connect_later(end, lambda line: backend.gather_lines(line))
-    between = Between(links, RankLinks(link_sets[0], watch), link_sets, watch, connect)
-    backend = ManyHosts(host, hosts, rank, between)
+
+    def gather(line: str) -> list[str]:
+        backend = found_again()
+        assert backend is not None
+        return backend.gather_lines(line)
+
+    connect = connect_later(end, gather)
+    backend = ManyHosts(host, hosts, rank, Between(links, RankLinks(link_sets[0], watch), link_sets, watch, connect))
+    found_again = weakref.ref(backend)  # which has `connect`: its memory is free as soon as nobody uses the group
     return backend, Runner(host, rank, host_of, ScheduleLinks(rank, link_sets[1], connect, watch)), host_of
 
 
