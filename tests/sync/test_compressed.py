@@ -122,7 +122,6 @@ def test_on_one_host_auto_says_none_and_why_and_parameters_may_be_shared(workers
         ({"compress": "onebit"}, "adamw", "compress='onebit' does not go with AdamW"),
         ({"compress": "int8", "share_parameters": True}, "sgd", "leave share_parameters= out"),
         ({"compress": "powersgd", "sync": gradtide.Servers("bsp")}, "sgd", "which servers can't"),
-        ({"compress": "int8", "sync": gradtide.Local(5)}, "sgd", "goes over collectives"),
         ({"compress": "int8", "sync": "ring"}, "sgd", "goes with sync='auto' alone"),
         ({"compress": "gzip"}, "sgd", "no codec is called that"),
         ({"compress": "rank"}, "sgd", "compress=Compress('topk')"),

@@ -109,6 +109,10 @@ class Residuals:
         """What somebody who leaves had left out is left to this one."""
         self._find(name, other).now += other
 
+    def clear(self) -> None:
+        """Somebody else has it now."""
+        self._of.clear()
+
     def _find(self, name: str, like: Array) -> _Residual:
         found = self._of.get(name)
         if found is None or len(found.now) != len(like):

@@ -21,6 +21,7 @@ from gradtide.sync.job import Job
 from gradtide.sync.local import Local, LocalOverServers, LocalSteps, OuterState, TogetherFirst
 from gradtide.sync.local.inside import InsideHost, join_inside
 from gradtide.sync.local.progress import WindowProgress, gather_progress
+from gradtide.sync.local.smaller import SmallerChanges, decide_for_meetings
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import Servers, ServersWay
 from gradtide.sync.shared.way import SharedParameters
@@ -67,10 +68,10 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
         if wishes.sync.over is not None:
             return _choose_over_servers(trained, job, wishes.sync, wishes, emit)
     if job.group is None:
-        if compression is not None:
-            return LeftToOne(trained, job, compression, emit)
         local = wishes.sync if isinstance(wishes.sync, Local) and not wishes.sync.within else None
-        return Alone(emit) if local is None else LocalSteps(trained, job, None, local, wishes.outer, None, emit)
+        if local is not None:
+            return _smaller(LocalSteps(trained, job, None, local, wishes.outer, None, emit), trained, job, compression)
+        return Alone(emit) if compression is None else LeftToOne(trained, job, compression, emit)
     _check_modules(trained)
     spread = open_group(trained, job, wishes)
     assert spread is not None
@@ -134,14 +135,15 @@ def _choose_over_servers(trained: Trained, job: Job, local: Local, wishes: Wishe
             f"{_name(trained)} steps with a closure, but in a job that may lose or gain workers model.step() is "
             "called; use another optimizer, or leave --min-workers and the like out"
         )
+    compress = None if wishes.compression is None else wishes.compression.settings
     if not local.after:
-        return LocalOverServers(trained, job, local, emit)
+        return LocalOverServers(trained, job, local, emit, compress=compress)
     if job.elastic is not None:
         raise ConfigError(
             "Local(after=...) over servers: who comes in the steps that are taken together finds no parameters there; "
             "leave after= out, or --min-workers and the like"
         )
-    return TogetherFirst(trained, job, local, emit, overlap=wishes.overlap)
+    return TogetherFirst(trained, job, local, emit, overlap=wishes.overlap, compress=compress)
 
 
 def open_group(trained: Trained, job: Job, wishes: Wishes) -> Group | DeviceGroup | None:
@@ -167,6 +169,7 @@ def _choose_local(trained: Trained, job: Job, wishes: Wishes, spread: Group | De
         members = gather_progress(WindowProgress(), job.group)
         if members.under_way and members.steps >= local.after:  # the others are apart, and we have just come
             newcomer = LocalSteps(trained, job, spread, local, known, None, emit)
+            _smaller(newcomer, trained, job, wishes.compression)
             newcomer.join(members)
             return newcomer
     _begin_alike(trained, spread)
@@ -176,7 +179,7 @@ def _choose_local(trained: Trained, job: Job, wishes: Wishes, spread: Group | De
         job.group.broadcast(steps)
         known.steps = int(steps)
     dense = Reduce(trained, spread, None, "", emit, overlap=wishes.overlap) if local.after else None
-    way = LocalSteps(trained, job, spread, local, known, dense, emit)
+    way = _smaller(LocalSteps(trained, job, spread, local, known, dense, emit), trained, job, wishes.compression)
     if local.within is not None:
         known.inside = known.inside or join_inside(job.group)
         if known.inside is not None:
@@ -186,8 +189,20 @@ def _choose_local(trained: Trained, job: Job, wishes: Wishes, spread: Group | De
     return way
 
 
+def _smaller(way: LocalSteps, trained: Trained, job: Job, compression: Compression | None) -> LocalSteps:
+    """With what is compressed where workers meet."""
+    if compression is not None:
+        settings, note = decide_for_meetings(compression.settings, trained, job)
+        if settings is not None:
+            way.make_smaller(SmallerChanges(trained, way.room, settings, compression))
+        way.reason += f"; {note}" if note else ""
+    return way
+
+
 def _kind_of(wishes: Wishes) -> str:
     """Which way was asked for."""
+    if isinstance(wishes.sync, Local) and wishes.sync.over is not None:
+        return "local over servers"
     kinds = {Servers: "servers", Local: "local"}
     return kinds.get(type(wishes.sync), str(wishes.sync))
 
@@ -207,8 +222,23 @@ def _check_local(trained: Trained, wishes: Wishes) -> None:
         raise ConfigError(
             "Local over servers counts the steps of one optimizer; give one for all parameters, in groups if need be"
         )
+    if wishes.compression is not None and isinstance(wishes.sync, Local):
+        _check_compressed_local(wishes.sync, wishes.compression)
     if wishes.share_parameters:
         raise ConfigError("with Local each worker has parameters of its own; leave share_parameters= out")
+
+
+def _check_compressed_local(local: Local, compression: Compression) -> None:
+    text = f"compress={str(compression.settings)!r}"
+    if local.within is not None:
+        raise ConfigError(
+            f"{text} would send what a host has changed once for each of its workers; leave within= or compress= out"
+        )
+    if compression.settings.codec == "onebit" and local.rule.name in ("adam", "adamw"):
+        raise ConfigError(
+            f"{text} does not go with an outer {local.rule.name}, whose second moments would be those of the signs; "
+            "use sgd, or int8"
+        )
 
 
 def _beside(trained: Trained, group: Group, wishes: Wishes) -> DeviceGroup | None:

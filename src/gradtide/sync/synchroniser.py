@@ -58,7 +58,7 @@ class Synchroniser:
             job.recover = _recover_by(weakref.ref(self))
         self._hooks = self._watch()
         self._around_steps = [hook for optimizer in trained.optimizers for hook in self._watch_optimizer(optimizer)]
-        if isinstance(self.way, LocalSteps) and self.way.is_called():
+        if isinstance(self.way, LocalSteps) and self._is_called_apart(self.way):
             self._go_on(None, finished=True)
 
     def _purpose(self, text: str) -> contextlib.AbstractContextManager[None]:
@@ -458,7 +458,7 @@ class Synchroniser:
         if elastic is None:
             return False
         if isinstance(self.way, LocalSteps) and not self.way.together:
-            return self.way.is_called()
+            return self._is_called_apart(self.way)
         notice = elastic.notice()
         if notice is not None and elastic.number in notice.going:
             self.way.depart()
@@ -469,6 +469,14 @@ class Synchroniser:
             self.way.hand_over(elastic.number, () if notice is None else notice.going)
         return called
 
+    def _is_called_apart(self, way: LocalSteps) -> bool:
+        """So it was said where all met. What those who go have left out goes to one who stays."""
+        called, elastic = way.is_called(), self._job.elastic
+        if called and elastic is not None:
+            notice = elastic.notice()
+            way.hand_over(elastic.number, () if notice is None else notice.going)
+        return called
+
     def _go_on(self, error: CommunicationError | None, finished: bool, *, asking: bool = False) -> None:
         """A peer died, or somebody comes or goes: the next members go on from the last finished step, and `shard` gives
         the batch of a step that was lost again. `asking`: for the order of batches."""
@@ -477,7 +485,9 @@ class Synchroniser:
             try:
                 self._job.regroup()  # from here on nobody writes to what the ranks shared
                 if isinstance(self.way, LocalSteps) and self._is_apart(self.way, asking):
-                    if self.way.is_called():
+                    if self._wishes.compression is not None and error is not None:
+                        self._wishes.compression.tell_of_death(self._job)
+                    if self._is_called_apart(self.way):
                         continue
                     return
                 self._job.undone, self._wishes.outer.alike = not finished, True

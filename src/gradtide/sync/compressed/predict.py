@@ -39,13 +39,13 @@ def seconds(codec: Codec | None, trained: Trained, group: Group) -> float | None
     return model.seconds("all_gather", group.size * sent_bytes(codec, trained)) + work_s
 
 
-def describe(settings: Compress, trained: Trained, group: Group) -> str:
+def describe(settings: Compress, trained: Trained, group: Group, each: str = "step") -> str:
     """int8: 20 MB a step to each worker instead of 80; 1.8 s predicted instead of 6.6."""
     codec, others = settings.make(), group.size - 1
     reduced = 2 * others / group.size  # of what is added up each worker gets its share from all, and all other shares
     share = reduced if isinstance(codec, PowerSGD) else others
     sent, dense = _megabytes([share * sent_bytes(codec, trained), reduced * dense_bytes(trained)])
-    text = f"{settings}: {sent} MB a step to each worker instead of {dense}"
+    text = f"{settings}: {sent} MB a {each} to each worker instead of {dense}"
     with_s, without_s = seconds(codec, trained, group), seconds(None, trained, group)
     if with_s is not None and without_s is not None:
         text += f"; {with_s:.2g} s predicted instead of {without_s:.2g}"

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from gradtide.compress import Compress, Form, Residuals
+from gradtide.collective import Group
+from gradtide.compress import AUTO, Compress, Form, Residuals
 from gradtide.sync.job import Job
 from gradtide.sync.trained import Trained
 
-__all__ = ["BucketPart", "Compression", "ResidualRates", "Round", "parts_of", "working_dtype"]
+__all__ = ["BucketPart", "Compression", "ResidualRates", "Round", "hand_over", "parts_of", "working_dtype"]
 
 
 @dataclass(slots=True)
@@ -39,7 +40,16 @@ class Compression:
             return
         self._regrouped = False
         self.residuals.settle(undone=job.undone)
-        if self._died and not self._said and job.rank == 0:
+        if self._died:
+            self.tell_of_death(job)
+
+    @property
+    def feedback(self) -> bool:
+        """Whether anything is left out, to be sent later."""
+        return self.settings.codec != AUTO and self.settings.make().feedback
+
+    def tell_of_death(self, job: Job) -> None:
+        if self.feedback and not self._said and job.rank == 0:
             self._said = True
             warnings.warn(
                 "a worker died, and with it what compression had left out of its gradients so far; the others keep "
@@ -100,3 +110,29 @@ class ResidualRates:
             index: None if self._group_of[index] < 0 else float(groups[self._group_of[index]]["lr"])
             for index in indices
         }
+
+
+def hand_over(residuals: Residuals, trained: Trained, group: Group, number: int, going: Sequence[int]) -> None:
+    """All ranks, when somebody comes or goes: what those who go have left out becomes the first one's who stays.
+
+    number: this worker's; going: those who go, as far as this one was told. One who goes may not know it yet. It is
+    given when all of it is there: if somebody dies meanwhile, whoever has it keeps it.
+    """
+    numbers = group.all_gather(torch.tensor([number])).flatten().tolist()
+    told = torch.tensor([int(worker in going) for worker in numbers])
+    leaving = [bool(goes) for goes in group.all_reduce(told, "max").tolist()]
+    if not any(leaving) or all(leaving):
+        return
+    heir, inherited = leaving.index(False), list[tuple[str, Any]]()
+    for rank in [rank for rank, goes in enumerate(leaving) if goes]:
+        for name, parameter in zip(trained.names, trained.parameters, strict=True):
+            like = np.zeros(parameter.numel(), working_dtype(parameter))
+            mine = residuals.value(name, like)
+            left = torch.from_numpy(mine.copy() if group.rank == rank else like)
+            group.broadcast(left, rank)
+            inherited.append((name, left.numpy()))
+    group.barrier()
+    for name, left in inherited if group.rank == heir else []:
+        residuals.add(name, left)
+    if leaving[group.rank]:
+        residuals.clear()

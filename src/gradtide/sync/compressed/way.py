@@ -12,7 +12,7 @@ from gradtide.sync.alone import Alone
 from gradtide.sync.buckets import Bucket
 from gradtide.sync.compressed.factored import FactoredBucket
 from gradtide.sync.compressed.gathered import GatheredBucket
-from gradtide.sync.compressed.state import Compression, ResidualRates, Round, parts_of
+from gradtide.sync.compressed.state import Compression, ResidualRates, Round, hand_over, parts_of
 from gradtide.sync.job import Job
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.trained import Trained
@@ -86,25 +86,7 @@ class CompressedReduce(Reduce):
     # --- who goes ---
 
     def hand_over(self, number: int, going: Sequence[int]) -> None:
-        """All ranks, when somebody comes or goes: what those who go have left out becomes the first one's who stays.
-
-        number: this worker's; going: those who go, as far as this one was told. One who goes may not know it yet.
-        """
-        group = self._lane
-        numbers = group.all_gather(torch.tensor([number])).flatten().tolist()
-        told = torch.tensor([int(worker in going) for worker in numbers])
-        leaving = [bool(goes) for goes in group.all_reduce(told, "max").tolist()]
-        if not any(leaving) or all(leaving):
-            return
-        heir = leaving.index(False)
-        for rank in [rank for rank, goes in enumerate(leaving) if goes]:
-            for name, parameter in zip(self._trained.names, self._trained.parameters, strict=True):
-                like = torch.zeros(parameter.numel(), dtype=_torch_dtype(parameter)).numpy()
-                mine = self._state.residuals.value(name, like)
-                told = torch.from_numpy(mine.copy() if group.rank == rank else like)
-                group.broadcast(told, rank)
-                if group.rank == heir:
-                    self._state.residuals.add(name, told.numpy())
+        hand_over(self._state.residuals, self._trained, self._lane, number, going)
 
 
 class LeftToOne(Alone):

@@ -8,6 +8,7 @@ settings.py        what a user says: Local(50, outer)
 outer.py           what all begin a window with, the outer optimizer, and the room in which changes are averaged
 inside.py          the workers of a host, who take every step together
 progress.py        where each worker stands when the next members of a job come together
+smaller.py         what workers have changed, compressed where they meet
 way.py             the way of workers that meet over collectives
 base.py            what servers hold: the base, the buffers, and what workers compare
 pace.py            how fast a worker computes, and how many steps it takes beside the fastest one

@@ -32,12 +32,14 @@ class ChangeRoom:
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.flat: list[Tensor] = []
+        self.places: list[list[int]] = []  # which parameters lie in each of them, in order
         self.views: list[Tensor] = [parameter.detach() for parameter in parameters]
         for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
             places = [number for number, parameter in enumerate(parameters) if parameter.dtype == dtype]
             sizes = [parameters[number].numel() for number in places]
             flat = parameters[places[0]].detach().new_zeros(sum(sizes))
             self.flat.append(flat)
+            self.places.append(places)
             for number, part in zip(places, flat.split(sizes), strict=True):
                 self.views[number] = part.view(parameters[number].shape)
 

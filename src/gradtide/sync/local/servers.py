@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor
 
+from gradtide.compress import Compress
 from gradtide.errors import Closed, ConfigError
 from gradtide.events import Emit, GradientsSynchronised, LocalWindow, Waiting
 from gradtide.processes.job_protocol import Dismissed
@@ -24,6 +25,7 @@ from gradtide.sync.local.base import ServedBase
 from gradtide.sync.local.pace import Pace, steps_beside
 from gradtide.sync.local.settings import Local
 from gradtide.sync.servers.attendance import Attendance, find_address
+from gradtide.sync.servers.smaller import Smaller
 from gradtide.sync.trained import Trained
 
 __all__ = ["LocalOverServers"]
@@ -36,7 +38,9 @@ class LocalOverServers:
 
     is_collective, servers_step, workers_step, one_weight = False, False, True, False
 
-    def __init__(self, trained: Trained, job: Job, local: Local, emit: Emit) -> None:
+    def __init__(
+        self, trained: Trained, job: Job, local: Local, emit: Emit, *, compress: Compress | None = None
+    ) -> None:
         assert local.over is not None
         self._trained, self._job, self._local, self._emit = trained, job, local, emit
         self._mode, self._address = local.over.mode, find_address(job, local.over)
@@ -48,10 +52,14 @@ class LocalOverServers:
         self._left = dict[str, Tensor]()  # the base of parameters that are frozen now
         self._attendance = Attendance(job, local.over, self._address)
         self.store, self._lodging, self.led = self._attendance.store, self._attendance.lodging, job.rank == 0
+        in_rounds = self._attendance.in_rounds
+        self._smaller = Smaller(self.store, compress, in_rounds=in_rounds, servers_step=True, each="meeting")
+        self._lodging.compress_of = self._smaller.codec_of
         try:
             self._attendance.follow_members()
             self._base = self._lay_out(trained)
             self._move_in()
+            self._smaller.check()
         except BaseException:
             self.close()
             raise
@@ -60,6 +68,8 @@ class LocalOverServers:
 
     def _lay_out(self, trained: Trained) -> ServedBase:
         in_rounds = self._attendance.in_rounds
+        never = [name for name, group in zip(trained.names, trained.group_of(), strict=True) if group < 0]
+        self._smaller.follow(trained, self._lodging.key, never)
         return ServedBase(trained, self._lodging.key, self._local.rule, in_rounds=in_rounds)
 
     def _move_in(self) -> None:
@@ -78,7 +88,7 @@ class LocalOverServers:
         self._pace.begin()
 
     def _explain(self) -> str:
-        size, every = self._base.size_bytes, self._local.every
+        size, every, smaller = self._base.size_bytes, self._local.every, self._smaller.describe()
         whose = "what all have changed" if self._attendance.in_rounds else "what it has changed, and nobody waits"
         how = "average" if self._attendance.in_rounds else "take up"
         if self._local.outer is not None:
@@ -88,8 +98,14 @@ class LocalOverServers:
             steps = f"{self._window} steps ({every} on the fastest worker: adapt=True)"
         return (
             f"local steps: each worker steps by itself, and every {steps} the servers at {self._address} {how} {whose} "
-            f"({self._mode}): {size / self._window / 1e6:.3g} MB to be sent a step instead of {size / 1e6:.3g}"
+            f"({self._mode}): {self._sent_bytes / self._window / 1e6:.3g} MB to be sent a step instead of "
+            f"{size / 1e6:.3g}{'; ' if smaller else ''}{smaller}"
         )
+
+    @property
+    def _sent_bytes(self) -> int:
+        """Of what a worker has changed, where it meets the servers."""
+        return self._smaller.sent_bytes if self._smaller else self._base.size_bytes
 
     def _end(self) -> None:
         """A script that ends well without model.close() has given its last window too."""
@@ -141,17 +157,18 @@ class LocalOverServers:
 
     # --- where workers meet ---
 
-    def _meet(self) -> None:
-        """What this worker has changed goes into the base, and the base becomes its parameters."""
+    def _meet(self, *, flush: bool = False) -> None:
+        """What this worker has changed goes into the base, and the base becomes its parameters. `flush`: with all that
+        compression has left out so far."""
         self._emit(Waiting())
         attendance = self._attendance
         attendance.check_all_go_on(self.store.step)
         attendance.round, self.led = self.store.step, self._job.rank == 0
-        window = self._push()
+        window = self._push(flush)
         self._pull()
         if attendance.in_rounds and self._job.elastic is None and not attendance.was_uneven:
             self._base.check_alike()
-        self._emit(GradientsSynchronised(self._base.size_bytes))
+        self._emit(GradientsSynchronised(self._base.size_bytes if flush else self._sent_bytes))
         if window is not None:
             self._emit(window)
         if self._local.adapt:
@@ -160,10 +177,10 @@ class LocalOverServers:
         self._follow_members()
         self._pace.begin()
 
-    def _push(self) -> LocalWindow | None:
+    def _push(self, flush: bool) -> LocalWindow | None:
         """In bsp until the round is closed: then all of it is in the values. In async, where no round says it, returns
         when it was applied."""
-        changes = self.store.push(self._base.changes(), weight=self._samples)
+        changes = self.store.push(self._base.changes(), weight=self._samples, flush=flush)
         beside = self._base.beside(self._samples, self._job.batches, led=self.led)
         for handle in [changes, *(self.store.push(named, weight=weight) for named, weight in beside)]:
             handle.wait()
@@ -197,6 +214,8 @@ class LocalOverServers:
         if self._attendance.is_over:
             self.close()
             raise Dismissed(0)
+        if self._attendance.in_rounds or self._job.elastic is not None:
+            self._smaller.notice_deaths(led=self._job.rank == 0)
         self._attendance.follow_members()
 
     # --- besides gradients ---
@@ -256,10 +275,13 @@ class LocalOverServers:
         raise Dismissed(0)
 
     def finish(self) -> None:
-        """The last window may be a shorter one. In async others may have gone on since this worker's last."""
+        """The last window may be a shorter one. In async others may have gone on since this worker's last, and nothing
+        that compression has left out is kept back."""
+        in_rounds = self._attendance.in_rounds
         if self._steps:
-            self._meet()
-        elif not self._attendance.in_rounds:
+            self._meet(flush=bool(self._smaller) and not in_rounds)
+        elif not in_rounds:
+            self.store.flush_residuals()
             self._pull()
 
     def begin_again(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from gradtide.compress import Compress
 from gradtide.events import Emit
 from gradtide.store import Store
 from gradtide.sync.job import Job
@@ -26,8 +27,12 @@ class TogetherFirst:
 
     is_collective, servers_step, workers_step = False, False, True
 
-    def __init__(self, trained: Trained, job: Job, local: Local, emit: Emit, *, overlap: bool) -> None:
+    def __init__(
+        self, trained: Trained, job: Job, local: Local, emit: Emit, *, overlap: bool, compress: Compress | None = None
+    ) -> None:
+        """What is sent is compressed from when each steps by itself."""
         assert local.over is not None
+        self._compress = compress
         self._trained, self._job, self._local, self._emit = trained, job, local, emit
         first = replace(local.over, name=f"{local.over.name} together")
         self._steps = 0
@@ -43,7 +48,7 @@ class TogetherFirst:
         if self._steps == self._local.after:
             self.now.finish()
             self.now.close()
-            self.now = LocalOverServers(self._trained, self._job, self._local, self._emit)
+            self.now = LocalOverServers(self._trained, self._job, self._local, self._emit, compress=self._compress)
         self.reason = self.now.reason if self._steps >= self._local.after else self.reason
 
     def follow(self, trained: Trained) -> None:

@@ -13,9 +13,10 @@ from gradtide.errors import CommunicationError, ConfigError
 from gradtide.events import Emit, GradientsSynchronised, Waiting
 from gradtide.sync.job import Job
 from gradtide.sync.local.inside import InsideHost
-from gradtide.sync.local.outer import OuterState, WindowBase
+from gradtide.sync.local.outer import ChangeRoom, OuterState, WindowBase
 from gradtide.sync.local.progress import APART, GATHERED, MEETING, WindowMembers, WindowProgress, gather_progress
 from gradtide.sync.local.settings import Local
+from gradtide.sync.local.smaller import SmallerChanges
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.state import Options, share_named, share_place
 from gradtide.sync.trained import Trained
@@ -41,6 +42,7 @@ class LocalSteps:
         self._trained, self._job, self._group, self._local, self._emit = trained, job, group, local, emit
         self._dense, self._known, self._options = dense, known, Options(trained)
         self.inside: InsideHost | None = None  # who takes every step with this worker
+        self._smaller: SmallerChanges | None = None
         self._steps = 0  # since the last meeting
         self._samples = 0.0  # and what this worker has seen in them
         self._terms: float | None = None  # what the user said that the next backward's loss is a mean over
@@ -54,15 +56,26 @@ class LocalSteps:
         known.generation, known.alike = job.generation, False
         self.reason = self._explain()
 
+    def make_smaller(self, smaller: SmallerChanges) -> None:
+        """What workers have changed is compressed where they meet."""
+        self._smaller = smaller
+        self.reason = f"{self._explain()}; {smaller.describe(self._job.group)}"
+
     def _explain(self) -> str:
         size = self._base.nbytes
+        sent = size if self._smaller is None else self._smaller.size_bytes
         begin = f"after {self._local.after} steps taken together, " if self._local.after else ""
         who = "worker" if self._local.within is None else "host"
         how = "averaged" if self._local.outer is None else f"stepped by an outer {self._local.rule.name}"
         return (
             f"local steps: {begin}each {who} steps by itself, and every {self._local.every} steps they are {how}: "
-            f"{size / self._local.every / 1e6:.3g} MB to be synchronised a step instead of {size / 1e6:.3g}"
+            f"{sent / self._local.every / 1e6:.3g} MB to be synchronised a step instead of {size / 1e6:.3g}"
         )
+
+    @property
+    def room(self) -> ChangeRoom:
+        """Where changes are averaged."""
+        return self._base.room
 
     @property
     def together(self) -> bool:
@@ -151,14 +164,25 @@ class LocalSteps:
         total, self._calling = self.add_up(sums).tolist()
         counts = self._counts() if total else 1.0
         self._base.note_changes()
-        for flat in self._base.room.flat:
-            self._average(flat, counts, total or float(self._job.size))
+        sent_bytes = self._average_changes(counts, total or float(self._job.size))
         self._mean_buffers = self._average_buffers(counts, total or float(self._job.size))
         self._stage = GATHERED
         if self._job.elastic is not None and self._job.group is not None:
             self._job.group.barrier()
         self._end_meeting()
-        self._emit(GradientsSynchronised(sum(flat.nbytes for flat in self._base.room.flat)))
+        self._emit(GradientsSynchronised(sent_bytes))
+
+    @torch.no_grad()
+    def _average_changes(self, counts: float, total: float) -> int:
+        """Returns how many bytes were sent of them."""
+        smaller, flats = self._smaller, self._base.room.flat
+        if smaller is None or smaller.is_whole(self._known.steps):
+            for flat in flats:
+                self._average(flat, counts, total)
+            return sum(flat.nbytes for flat in flats)
+        assert not isinstance(self._group, DeviceGroup)
+        smaller.average(self._group, counts / total, self._known.windows)
+        return smaller.sent_bytes
 
     def _counts(self) -> float:
         """What this worker's change counts: its samples, or, of workers that are alike, those of all by one of them."""
@@ -169,6 +193,8 @@ class LocalSteps:
 
     def _end_meeting(self) -> None:
         self._base.step()
+        if self._smaller is not None:
+            self._smaller.ended()
         for buffer, mean in self._mean_buffers:
             buffer.copy_(mean)
         self._mean_buffers = []
@@ -243,6 +269,11 @@ class LocalSteps:
         """Whether it was said where all met, since the last time, that somebody comes or goes."""
         called, self._called = self._called, False
         return called
+
+    def hand_over(self, number: int, going: Sequence[int]) -> None:
+        """All ranks, when somebody comes or goes: nothing that compression has left out goes with it."""
+        if self._smaller is not None and self._job.group is not None:
+            self._smaller.hand_over(self._job.group, number, going)
 
     @property
     def is_meeting(self) -> bool:

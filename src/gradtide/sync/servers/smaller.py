@@ -27,9 +27,13 @@ __all__ = ["Smaller"]
 class Smaller:
     """One worker's. `settings` None: nothing is compressed, and all of this does nothing."""
 
-    def __init__(self, store: Store, settings: Compress | None, *, in_rounds: bool, servers_step: bool) -> None:
+    def __init__(
+        self, store: Store, settings: Compress | None, *, in_rounds: bool, servers_step: bool, each: str = "step"
+    ) -> None:
+        """`each`: what sends it all once."""
         self._auto = settings is not None and settings.codec == AUTO
         self._settings = None if self._auto else settings
+        self._each = each
         self._store, self._in_rounds, self._servers_step = store, in_rounds, servers_step
         self._rates: dict[str, float] = {}  # by key: the learning rate, but for 0, by which what is left out counts
         self._resting = set[str]()  # keys whose learning rate is 0
@@ -72,7 +76,7 @@ class Smaller:
             return ""
         sent, dense = self.sent_bytes, sum(parameter.nbytes for parameter in self._trained.parameters)
         ways = "both ways" if self._in_rounds else "to the servers, and whole values back, since async has no rounds"
-        return f"{self._settings} {ways}: {sent / 1e6:.3g} MB a step instead of {dense / 1e6:.3g}"
+        return f"{self._settings} {ways}: {sent / 1e6:.3g} MB a {self._each} instead of {dense / 1e6:.3g}"
 
     # --- what is left out ---
 

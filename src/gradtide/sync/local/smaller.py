@@ -1,0 +1,103 @@
+"""What workers have changed, compressed where they meet over collectives.
+
+What a codec leaves out is kept by parameter, in the measure of the weighted change (as it counts in the mean of all),
+and counts where they meet next. A meeting that is begun again begins with what was left out before it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from gradtide.collective import Group
+from gradtide.compress import AUTO, Compress, payload_bytes
+from gradtide.compress.powersgd import PowerSGD
+from gradtide.sync.compressed.factored import FactoredBucket
+from gradtide.sync.compressed.gathered import GatheredBucket
+from gradtide.sync.compressed.predict import decide, describe
+from gradtide.sync.compressed.state import Compression, Round, hand_over, parts_of
+from gradtide.sync.job import Job
+from gradtide.sync.local.outer import ChangeRoom
+from gradtide.sync.trained import Trained
+
+__all__ = ["SmallerChanges", "decide_for_meetings"]
+
+_WHO_COMES_LATER = "compress='auto': none, since who comes later can't measure the links with the others; name a codec"
+
+
+class SmallerChanges:
+    """One worker's."""
+
+    def __init__(self, trained: Trained, room: ChangeRoom, settings: Compress, compression: Compression) -> None:
+        self._trained, self._room, self._settings, self._state = trained, room, settings, compression
+        stepped = [index for index, group in enumerate(trained.group_of()) if group >= 0]
+        self._parts = [parts_of([stepped[number] for number in places], trained) for places in room.places]
+        self._group: Group | None = None  # over which the last meeting was
+        self._exchanges: Sequence[FactoredBucket | GatheredBucket] = []
+
+    def describe(self, group: Group | None) -> str:
+        if group is None:
+            return "there is nobody to compress for"
+        return describe(self._settings, self._trained, group, "meeting")
+
+    def is_whole(self, steps: int) -> bool:
+        """Whether who meets after so many steps sends what it has changed as it is."""
+        return steps <= self._settings.after
+
+    @property
+    def size_bytes(self) -> int:
+        """Of what a worker has changed, as it is sent."""
+        codec = self._settings.make()
+        return sum(payload_bytes(codec, part.form) for parts in self._parts for part in parts)
+
+    @property
+    def sent_bytes(self) -> int:
+        """In the last meeting."""
+        return sum(exchange.sent_bytes for exchange in self._exchanges)
+
+    def average(self, group: Group | None, share: float, number: int) -> None:
+        """What is in the room, of which this worker's counts its share, becomes the mean of all. All ranks call it."""
+        self._state.residuals.begin()
+        if group is None:
+            self._add_what_was_left()
+            return
+        if group is not self._group:
+            self._open(group)
+        given = frozenset(part.index for parts in self._parts for part in parts)
+        now = Round(number, given, dict.fromkeys(given))
+        for flat, exchange in zip(self._room.flat, self._exchanges, strict=True):
+            flat.mul_(share)
+            exchange.exchange(now)
+
+    def _open(self, group: Group) -> None:
+        codec, kept = self._settings.make(), self._state.residuals
+        make = FactoredBucket if isinstance(codec, PowerSGD) else GatheredBucket
+        both = zip(self._room.flat, self._parts, strict=True)
+        self._exchanges = [make(group, codec, flat, parts, kept) for flat, parts in both]  # type: ignore[arg-type]
+        self._group = group
+
+    def _add_what_was_left(self) -> None:
+        """The last one has all that was left out when there were more."""
+        residuals = self._state.residuals
+        for flat, parts in zip(self._room.flat, self._parts, strict=True):
+            for part in (part for part in parts if part.name in residuals):
+                left = residuals.correct(part.name, np.zeros(part.form.count, part.form.dtype), None)
+                flat[part.place].add_(torch.from_numpy(left))
+                left[:] = 0
+
+    def ended(self) -> None:
+        """A meeting is over: what is left out now counts at the next one."""
+        self._state.residuals.end()
+        self._state.residuals.stepped()
+
+    def hand_over(self, group: Group, number: int, going: Sequence[int]) -> None:
+        hand_over(self._state.residuals, self._trained, group, number, going)
+
+
+def decide_for_meetings(settings: Compress, trained: Trained, job: Job) -> tuple[Compress | None, str]:
+    """What is used, the same on all workers, and why nothing if it is nothing."""
+    if job.group is None:
+        return (None, "") if settings.codec == AUTO else (settings, "")
+    if settings.codec == AUTO and job.elastic is not None and not job.group.on_one_host:
+        return None, _WHO_COMES_LATER
+    return decide(settings, trained, job.group)

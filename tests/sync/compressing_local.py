@@ -1,0 +1,82 @@
+"""What the workers' processes do that step by themselves, and compress what they have changed where they meet."""
+
+import contextlib
+
+import numpy as np
+import torch
+import training
+from compressing import SHAPES, Given, residuals, whole_numbers
+from torch.nn import functional
+
+import gradtide
+from gradtide.collective import Group
+from gradtide.sync import Job
+
+
+def locally(rank, size, name, optimizer, local, compress, steps, batch=29):
+    """As training.locally does it, over servers where `name` is their address: the parameters in the end, what is said
+    of the way, and the bytes of meetings."""
+    torch.set_num_threads(1)
+    events = []
+    over = local.over is not None
+    joined = contextlib.nullcontext() if over else Group.join(name, rank, size, timeout_s=60)
+    with joined as group:
+        job, net = Job(rank, size, name) if over else Job.of(group), training.build("mlp", torch.float64)
+        rule = training.OPTIMIZERS[optimizer](net.parameters(), 0.05)
+        model = gradtide.DataParallel(net, rule, local, job=job, compress=compress, emit=events.append)
+        for x, y in gradtide.shard(training.batches(torch.float64, steps, batch), job=job):
+            functional.cross_entropy(model(x), y).backward()
+            model.step()
+        said = model.explain()
+        model.close()
+        sent = [e.wire_bytes for e in events if type(e).__name__ == "GradientsSynchronised" and e.wire_bytes]
+        return [p.detach().clone() for p in net.parameters()], said, sent
+
+
+def conserve(rank, size, name, compress, dtype, every, steps):
+    """What this worker's steps were in the mean, where the parameters are, and what is left out here."""
+    torch.set_num_threads(1)
+    with Group.join(name, rank, size, timeout_s=60) as group:
+        net = Given(dtype)
+        rule = torch.optim.SGD(net.parameters(), lr=1.0)
+        model = gradtide.DataParallel(net, rule, gradtide.Local(every), job=Job.of(group), compress=compress)
+        given = [np.zeros(int(np.prod(s))) for s in SHAPES]
+        for step in range(steps):
+            gradients = whole_numbers(rank, step)
+            model(gradients).backward()
+            model.step()
+            for total, gradient in zip(given, gradients, strict=True):
+                total += gradient.double().numpy().ravel() / size
+        model.meet()
+        left = residuals(model)
+        model.close()
+        return given, [p.detach().double().numpy().ravel().copy() for p in net.values], left
+
+
+def over_servers(rank, size, address, compress, local, steps):
+    """Integer steps over servers: what was stepped in the mean, where the parameters are, what this client and the
+    servers have left out, and what is said."""
+    torch.set_num_threads(1)
+    net = Given(torch.float64)
+    rule = torch.optim.SGD(net.parameters(), lr=1.0)
+    model = gradtide.DataParallel(net, rule, local, job=Job(rank, size, address), compress=compress)
+    given = [np.zeros(int(np.prod(s))) for s in SHAPES]
+    for step in range(steps):
+        gradients = whole_numbers(rank, step)
+        model(gradients).backward()
+        model.step()
+        for total, gradient in zip(given, gradients, strict=True):
+            total += gradient.double().numpy().ravel() / size
+    store, key = model._synchroniser.way.store, model._synchroniser.way._lodging.key
+    names, left = [f"values.{index}" for index in range(len(SHAPES))], store.residuals()
+    mine = [
+        left[key(n)].numpy().ravel().copy() if key(n) in left else np.zeros(t.size)
+        for n, t in zip(names, given, strict=True)
+    ]
+    with gradtide.connect(address) as visitor:  # which sees what the servers have, not what they have told
+        exact = [visitor.pull(key(name)).numpy().ravel().copy() for name in names]
+    model.meet()
+    moved = [p.detach().numpy().ravel().copy() for p in net.values]
+    said = model.explain()
+    model.close()
+    return given, moved, mine, exact, said
