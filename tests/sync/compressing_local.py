@@ -80,3 +80,30 @@ def over_servers(rank, size, address, compress, local, steps):
     said = model.explain()
     model.close()
     return given, moved, mine, exact, said
+
+
+def go_on_by_hand(rank, size, name, compress, sync):
+    """The parameters after six steps, and after three, saved, and three more of another model."""
+    torch.set_num_threads(1)
+    with Group.join(name, rank, size, timeout_s=60) as group:
+        job, results = Job.of(group), []
+        for stops in ([6], [3, 6]):
+            kept, first = None, 0
+            for stop in stops:
+                torch.manual_seed(5)
+                net = torch.nn.Sequential(torch.nn.Linear(64, 40), torch.nn.Tanh(), torch.nn.Linear(40, 10))
+                rule = torch.optim.SGD(net.parameters(), lr=0.1)
+                if kept is not None:
+                    net.load_state_dict(kept[0])
+                model = gradtide.DataParallel(net, rule, sync, job=job, compress=compress)
+                if kept is not None:
+                    model.load_sync_state(kept[1])
+                for step in range(first, stop):
+                    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+                    model(x).square().mean().backward()
+                    model.step()
+                kept, first = (model.state_dict(), model.sync_state()), stop
+                kept = ({key: value.clone() for key, value in kept[0].items()}, kept[1])
+                model.close()
+            results.append([p.detach().clone() for p in net.parameters()])
+        return results

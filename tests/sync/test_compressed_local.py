@@ -72,6 +72,13 @@ def test_auto_on_one_host_is_none_and_says_why(workers):
     assert all(torch.equal(a, b) for a, b in zip(parameters, played("mlp", "sgd", 2, 6, Local(3)), strict=True))
 
 
+@pytest.mark.parametrize("sync", ["auto", Local(3)])
+@pytest.mark.parametrize("compress", ["onebit", "powersgd:1"])
+def test_a_loop_of_ones_own_goes_on_with_what_was_left_out(workers, sync, compress):
+    for one, other in workers.run(compressing_local.go_on_by_hand, 2, training.new_name(), compress, sync):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 # --- over servers ---
 
 

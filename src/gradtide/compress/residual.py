@@ -109,6 +109,19 @@ class Residuals:
         """What somebody who leaves had left out is left to this one."""
         self._find(name, other).now += other
 
+    def state(self) -> dict[str, tuple[Array, float | None]]:
+        """What is left out of each, and the rate by which that counts, to be kept and put back."""
+        undone = self._step if self._undone else None
+        found = {name: (one, one.step == undone) for name, one in self._of.items()}
+        return {
+            name: (one.base.copy(), one.base_rate) if gone else (one.now.copy(), one.rate)
+            for name, (one, gone) in found.items()
+        }
+
+    def put_back(self, name: str, left: Array, rate: float | None) -> None:
+        residual = self._of[name] = _Residual(len(left), left.dtype)
+        residual.now[:], residual.rate = left, rate
+
     def clear(self) -> None:
         """Somebody else has it now."""
         self._of.clear()

@@ -200,11 +200,13 @@ class DataParallel(nn.Module):
 
     def sync_state(self) -> dict[str, Any]:
         """With `Local`: what the outer optimizer remembers, to be saved where workers have met, beside the model and
-        each worker's own optimizer. Tensors and numbers; nothing without `Local`."""
+        each worker's own optimizer. With `compress=`: what was left out of this worker's gradients, or changes, so
+        far. Tensors and numbers; nothing without both, and nothing over servers."""
         return self._synchroniser.state()
 
     def load_sync_state(self, state: Mapping[str, Any]) -> None:
-        """All workers go on with what worker 0 gives. (Each loads its own optimizer's state after the model is
+        """All workers go on with what worker 0 gives, and each with what compression had left out of its own: who saved
+        it loads it; on fewer workers, let one load a sum. (Each loads its own optimizer's state after the model is
         wrapped: wrapping makes it worker 0's.)"""
         self._synchroniser.load_state(state)
 

@@ -16,7 +16,8 @@ from gradtide.events import Emit, GradientsReady, ParametersUpdated
 from gradtide.processes.malloc import keep_freed_memory
 from gradtide.sync.alone import Alone
 from gradtide.sync.choose import TRIAL_STEPS, Wishes, can_be_shared, choose_way, open_group
-from gradtide.sync.compressed import CompressedReduce
+from gradtide.sync.compressed import CompressedReduce, LeftToOne
+from gradtide.sync.compressed.state import holds_something
 from gradtide.sync.job import Job
 from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
 from gradtide.sync.servers import ServersWay
@@ -397,15 +398,28 @@ class Synchroniser:
         self._hooks = self._watch()
 
     def state(self) -> dict[str, Any]:
-        """What the way keeps that is in no model and no optimizer: nothing, but for local steps."""
-        return self.way.state() if isinstance(self.way, LocalSteps) else {}
+        """What the way keeps that is in no model and no optimizer: of local steps, and what compression left out."""
+        way, compression = self.way, self._wishes.compression
+        if isinstance(way, LocalSteps):
+            return way.state()
+        if isinstance(way, CompressedReduce | LeftToOne) and compression is not None:
+            return {"compression": compression.state(way.factors())}
+        return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        way, compression = self.way, self._wishes.compression
+        if isinstance(way, LocalSteps) and "outer" in state:
+            way.load_state(state)
+            return
+        if "outer" in state:
+            raise ConfigError("this state is of workers that step by themselves; load it with sync=gradtide.Local(...)")
         if not state:
             return
-        if not isinstance(self.way, LocalSteps):
-            raise ConfigError("this state is of workers that step by themselves; load it with sync=gradtide.Local(...)")
-        self.way.load_state(state)
+        if not isinstance(way, CompressedReduce | LeftToOne) or compression is None:
+            if holds_something(state["compression"]):
+                raise ConfigError("this state has what compression left out; load it with the same compress=")
+            return
+        way.load_factors(compression.load_state(state["compression"], self._trained))
 
     def begin_again(self) -> None:
         """After RolledBack, when the servers hold other values than they did: takes those."""

@@ -26,6 +26,7 @@ from gradtide.events import CheckpointFailed, CheckpointTaken, Emit
 from gradtide.handle import Handle
 from gradtide.train.position import Position, share_positions
 from gradtide.train.run_state import (
+    add_left_out,
     collect,
     load_groups,
     load_model,
@@ -33,7 +34,9 @@ from gradtide.train.run_state import (
     only_of_all,
     put_back,
     sync_state,
+    without_compression,
     without_draws,
+    without_left_out,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +47,7 @@ __all__ = ["Checkpoints", "Keeper", "Resumed"]
 
 _LOOK_S = 0.02
 _LAST_S = 10.0  # for what is being written when a run is interrupted
-_BEFORE = {"accumulate": 1}  # what checkpoints of old don't say
+_BEFORE = {"accumulate": 1, "compress": None}  # what checkpoints of old don't say
 _WORKERS_S = 120.0  # for the other workers to write theirs
 
 
@@ -153,7 +156,9 @@ class Keeper:
             self._tell_of_others(len(lines), place.address)
             return self._load_apart(place, lines, train["optimizer"])
         own, first = lines[self._rank], lines[0]
-        tensors = {**_read(place, first.file), **(_read(place, own.file) if self._rank else {})}
+        tensors = _read(place, first.file)
+        if self._rank:
+            tensors = {**without_compression(tensors), **_read(place, own.file)}
         return Resumed(place.address, own.position, tensors, train["optimizer"])
 
     def _load_apart(self, place: Place, lines: list[_FileLine], optimizer: dict[str, Any]) -> Resumed:
@@ -162,8 +167,11 @@ class Keeper:
         tensors = _read(place, own.file)
         if own is not lines[0]:
             tensors |= only_of_all(_read(place, lines[0].file))
-        if self._rank >= len(lines):  # two workers must not draw the same random numbers
-            tensors = without_draws(tensors)
+        if self._rank >= len(lines):  # two workers must not draw the same random numbers, nor send the same later
+            tensors = without_left_out(without_draws(tensors))
+        tensors = add_left_out(
+            tensors, [_read(place, line.file) for line in lines[self._rank + self._size :: self._size]]
+        )
         position = share_positions([line.position for line in lines], self._rank, self._size)
         return Resumed(place.address, position, tensors, {**optimizer, "state": own.state})
 
@@ -171,7 +179,7 @@ class Keeper:
         if self._rank == 0 and before != self._size:
             warnings.warn(
                 f"{where} is of {before} workers, and there are {self._size}: worker i goes on with the optimizer "
-                f"state that worker i mod {before} had",
+                f"state that worker i mod {before} had, and what compression had left out of all is kept in sum",
                 stacklevel=2,
             )
 

@@ -90,7 +90,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     how, and `compress` how gradients are made smaller, as for `DataParallel`; "all devices" then are those of all
     workers. With `Local` they also meet at the end of every epoch.
     """
-    smaller = _compression(compress, checkpoints)
+    smaller = _compression(compress, sync, checkpoints)
     found, job = find_devices(devices), _job(sync)
     if job is not None and timeouts is not None:
         job.wait_as(timeouts)
@@ -108,7 +108,9 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     check_batch(source.batch_size, len(found), job.size if job else 1)
     apart = _check_local(sync, source.batches, checkpoints)
     keeping = checkpoints or Checkpoints("")
-    keeping = replace(keeping, options={**keeping.options, "accumulate": accumulate})
+    keeping = replace(
+        keeping, options={**keeping.options, "accumulate": accumulate, "compress": smaller and str(smaller)}
+    )
     keeper = Keeper(keeping, job.rank if job else 0, job.size if job else 1, emit, apart=apart)
     keeper.load_model(model)
     with DevicePool(found) as pool:
@@ -179,15 +181,19 @@ def check_window(every: int, steps: int | None) -> None:
         )
 
 
-def _compression(compress: "str | Compress | None", checkpoints: Checkpoints | None) -> "Compress | None":
+def _compression(compress: "str | Compress | None", sync: object, checkpoints: Checkpoints | None) -> "Compress | None":
     if compress is None:
         return None
     from gradtide.compress import AUTO, as_compress  # brings in numba
+    from gradtide.sync import Servers
 
     settings = as_compress(compress)
-    if settings is not None and settings.codec != AUTO and settings.make().feedback and checkpoints is not None:
+    if settings is None or settings.codec == AUTO or checkpoints is None or not isinstance(sync, Servers):
+        return settings
+    if settings.make().feedback:
         raise ConfigError(
-            f"what compress={str(settings)!r} leaves out is not in checkpoints yet; leave checkpoints out, or use int8"
+            f"over servers, what compress={str(settings)!r} leaves out on workers is not in fit's checkpoints; leave "
+            "checkpoints out, or use int8"
         )
     return settings
 

@@ -1,6 +1,6 @@
 """What a run needs to go on bit for bit, as tensors by name and plain values: model, optimizer, buffers, generators."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gradtide.train.loop import Run
 
 __all__ = [
+    "add_left_out",
     "collect",
     "load_groups",
     "load_model",
@@ -19,10 +20,14 @@ __all__ = [
     "only_of_all",
     "put_back",
     "sync_state",
+    "without_compression",
     "without_draws",
+    "without_left_out",
 ]
 
 MODEL, STATE, REPLICA, RANDOM, OUTER = "model/", "optimizer/", "replica-", "random/", "outer/"
+COMPRESSION = "compression/"  # each worker's own
+COMPRESSION_LEFT = f"{COMPRESSION}left "  # of that, what it has left out
 _PART = "\n"  # between a parameter's name and that of a piece of the outer optimizer's state
 
 
@@ -39,9 +44,11 @@ def collect(run: "Run", *, with_model: bool, with_state: bool) -> tuple[dict[str
         found |= {f"{REPLICA}{i}/{name}": buffer for name, buffer in replica.module.named_buffers()}
     first = run.optimizers[0]
     plain: dict[str, Any] = {"groups": [_plain(group) for group in first.param_groups], "state": {}}
+    sync = run.sync_state()
+    found |= {f"{COMPRESSION}{name}": tensor for name, tensor in sync.pop("compression", {}).items()}
     if with_model:
         found |= {f"{MODEL}{name}": tensor for name, tensor in run.replicas[0].module.state_dict().items()}
-        plain["sync"], outer = _cut(run.sync_state())
+        plain["sync"], outer = _cut(sync)
         found |= outer
     if with_state:
         for index, state in first.state_dict()["state"].items():
@@ -60,10 +67,13 @@ def _cut(sync: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def sync_state(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> dict[str, Any]:
-    """What local steps kept; nothing in a checkpoint of another run."""
+    """What local steps kept, and what compression left out; nothing in a checkpoint of another run."""
+    cut = len(COMPRESSION)
+    left = {name[cut:]: tensor.clone() for name, tensor in tensors.items() if name.startswith(COMPRESSION)}
+    own = {"compression": left} if left else {}
     kept = plain.get("sync")
     if not kept:
-        return {}
+        return own
     outer: dict[str, dict[str, Any]] = {}
     for full, tensor in tensors.items():
         if full.startswith(OUTER):
@@ -71,12 +81,32 @@ def sync_state(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> dict[
             outer.setdefault(name, {})[key] = tensor.clone()
     for name, key, value in kept["outer"]:
         outer.setdefault(name, {})[key] = value
-    return {**kept, "outer": outer}
+    return {**kept, "outer": outer, **own}
 
 
 def only_of_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Of what one worker wrote: what is not its own."""
     return {name: tensor for name, tensor in tensors.items() if name.startswith((MODEL, OUTER))}
+
+
+def without_compression(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(COMPRESSION)}
+
+
+def without_left_out(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(COMPRESSION_LEFT)}
+
+
+def add_left_out(tensors: dict[str, Tensor], others: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """With what compression had left out of other workers' changes, too: their sum is what counts."""
+    total = dict(tensors)
+    for other in others:
+        for name, tensor in other.items():
+            if name.startswith(COMPRESSION_LEFT):
+                total[name] = total[name] + tensor if name in total else tensor
+            elif name.startswith(COMPRESSION):
+                total.setdefault(name, tensor)
+    return total
 
 
 def without_draws(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

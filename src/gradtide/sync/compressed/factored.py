@@ -6,7 +6,7 @@ be smaller, goes whole with the first. Where a value is not finite, the sum is n
 matrix goes whole, by itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -58,6 +58,15 @@ class FactoredBucket:
     @property
     def sent_bytes(self) -> int:
         return self._first.nbytes + self._second.nbytes
+
+    def factors(self) -> dict[str, Array]:
+        """What the next synchronisation goes on from, by parameter: the same on all ranks."""
+        return {matrix.part.name: matrix.next for matrix in self._matrices}
+
+    def load_factors(self, known: Mapping[str, Array]) -> None:
+        for matrix in self._matrices:
+            if matrix.part.name in known and known[matrix.part.name].shape == matrix.next.shape:
+                matrix.next = known[matrix.part.name]
 
     def exchange(self, now: Round) -> None:
         """This rank's gradients, which lie in the bucket, become those of all."""

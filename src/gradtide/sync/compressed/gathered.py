@@ -2,7 +2,7 @@
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -33,6 +33,13 @@ class GatheredBucket:
     @property
     def sent_bytes(self) -> int:
         return self._own.nbytes
+
+    def factors(self) -> dict[str, Array]:
+        """Nothing is kept but what is left out."""
+        return {}
+
+    def load_factors(self, known: Mapping[str, Array]) -> None:
+        """There are none."""
 
     def exchange(self, now: Round) -> None:
         """This rank's gradients, which lie in the bucket, become those of all."""

@@ -1,20 +1,34 @@
 """What outlives a way: what was asked for, what was left out, and how many steps were taken."""
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradtide.collective import Group
 from gradtide.compress import AUTO, Compress, Form, Residuals
+from gradtide.compress.compiled import Array
+from gradtide.errors import ConfigError
 from gradtide.sync.job import Job
 from gradtide.sync.trained import Trained
 
-__all__ = ["BucketPart", "Compression", "ResidualRates", "Round", "hand_over", "parts_of", "working_dtype"]
+__all__ = [
+    "BucketPart",
+    "Compression",
+    "ResidualRates",
+    "Round",
+    "hand_over",
+    "holds_something",
+    "parts_of",
+    "working_dtype",
+]
+
+_COUNTS, _LEFT, _RATE, _FACTOR = "counts", "left ", "rate ", "factor "  # a checkpoint's names
 
 
 @dataclass(slots=True)
@@ -42,6 +56,30 @@ class Compression:
         self.residuals.settle(undone=job.undone)
         if self._died:
             self.tell_of_death(job)
+
+    # --- what a checkpoint holds of this worker ---
+
+    def state(self, factors: Mapping[str, Array]) -> dict[str, Tensor]:
+        """What was left out so far, by parameter, and what thin matrices go on from (`factors`)."""
+        found = {_COUNTS: torch.tensor([self.steps, self.rounds])}
+        for name, (left, rate) in self.residuals.state().items():
+            found[f"{_LEFT}{name}"] = torch.from_numpy(left)
+            found[f"{_RATE}{name}"] = torch.tensor([float("nan") if rate is None else rate], dtype=torch.float64)
+        return found | {f"{_FACTOR}{name}": torch.from_numpy(factor.copy()) for name, factor in factors.items()}
+
+    def load_state(self, state: Mapping[str, Tensor], trained: Trained) -> dict[str, Array]:
+        """Returns what thin matrices go on from. What this worker has left out until now is forgotten."""
+        sizes = {name: parameter.numel() for name, parameter in trained.everything}
+        lefts = {name.removeprefix(_LEFT): left for name, left in state.items() if name.startswith(_LEFT)}
+        for name, left in lefts.items():
+            if sizes.get(name) != left.numel():
+                raise ConfigError(f"the state is of another model: there {name!r} has {left.numel()} values")
+        self.residuals.clear()
+        for name, left in lefts.items():
+            rate = float(state[f"{_RATE}{name}"])
+            self.residuals.put_back(name, left.numpy(), None if math.isnan(rate) else rate)
+        self.steps, self.rounds = state[_COUNTS].tolist()
+        return {name.removeprefix(_FACTOR): f.numpy().copy() for name, f in state.items() if name.startswith(_FACTOR)}
 
     @property
     def feedback(self) -> bool:
@@ -110,6 +148,11 @@ class ResidualRates:
             index: None if self._group_of[index] < 0 else float(groups[self._group_of[index]]["lr"])
             for index in indices
         }
+
+
+def holds_something(state: Mapping[str, Tensor]) -> bool:
+    """Whether anything is left out in what was kept."""
+    return any(name.startswith(_LEFT) and bool(left.any()) for name, left in state.items())
 
 
 def hand_over(residuals: Residuals, trained: Trained, group: Group, number: int, going: Sequence[int]) -> None:

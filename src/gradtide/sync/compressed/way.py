@@ -1,11 +1,12 @@
 """All-reduce's way, with buckets that are compressed: they leave while backward goes on, as whole ones do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 
 from gradtide.compress import Compress
+from gradtide.compress.compiled import Array
 from gradtide.compress.powersgd import PowerSGD
 from gradtide.events import Emit, GradientsSynchronised
 from gradtide.sync.alone import Alone
@@ -83,6 +84,13 @@ class CompressedReduce(Reduce):
         self._state.steps += 1
         self._state.residuals.stepped()
 
+    def factors(self) -> dict[str, Array]:
+        return {name: factor for exchange in self._exchanges for name, factor in exchange.factors().items()}
+
+    def load_factors(self, known: Mapping[str, Array]) -> None:
+        for exchange in self._exchanges:
+            exchange.load_factors(known)
+
     # --- who goes ---
 
     def hand_over(self, number: int, going: Sequence[int]) -> None:
@@ -113,6 +121,13 @@ class LeftToOne(Alone):
             left[:] = 0
         residuals.end()
         super().synchronise(weights, late)
+
+    def factors(self) -> dict[str, Array]:
+        """One worker has no thin matrices."""
+        return {}
+
+    def load_factors(self, known: Mapping[str, Array]) -> None:
+        """They are for several."""
 
     def stepped(self) -> None:
         self._state.steps += 1

@@ -4,13 +4,15 @@ What a codec leaves out is kept by parameter, in the measure of the weighted cha
 and counts where they meet next. A meeting that is begun again begins with what was left out before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gradtide.collective import Group
 from gradtide.compress import AUTO, Compress, payload_bytes
+from gradtide.compress.compiled import Array
 from gradtide.compress.powersgd import PowerSGD
 from gradtide.sync.compressed.factored import FactoredBucket
 from gradtide.sync.compressed.gathered import GatheredBucket
@@ -33,6 +35,7 @@ class SmallerChanges:
         stepped = [index for index, group in enumerate(trained.group_of()) if group >= 0]
         self._parts = [parts_of([stepped[number] for number in places], trained) for places in room.places]
         self._group: Group | None = None  # over which the last meeting was
+        self._known: Mapping[str, Array] = {}  # what thin matrices go on from when workers meet for the first time
         self._exchanges: Sequence[FactoredBucket | GatheredBucket] = []
 
     def describe(self, group: Group | None) -> str:
@@ -75,6 +78,7 @@ class SmallerChanges:
         both = zip(self._room.flat, self._parts, strict=True)
         self._exchanges = [make(group, codec, flat, parts, kept) for flat, parts in both]  # type: ignore[arg-type]
         self._group = group
+        self.load_factors(self._known)
 
     def _add_what_was_left(self) -> None:
         """The last one has all that was left out when there were more."""
@@ -84,6 +88,22 @@ class SmallerChanges:
                 left = residuals.correct(part.name, np.zeros(part.form.count, part.form.dtype), None)
                 flat[part.place].add_(torch.from_numpy(left))
                 left[:] = 0
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds of this worker."""
+        factors = dict(self._known)  # of nothing, once workers have met
+        for exchange in self._exchanges:
+            factors |= exchange.factors()
+        return self._state.state(factors)
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self._known = self._state.load_state(state, self._trained)
+        self.load_factors(self._known)
+
+    def load_factors(self, known: Mapping[str, Array]) -> None:
+        for exchange in self._exchanges:
+            exchange.load_factors(known)
+        self._known = {} if self._exchanges else known
 
     def ended(self) -> None:
         """A meeting is over: what is left out now counts at the next one."""

@@ -11,6 +11,7 @@ from gradtide.collective import Group
 from gradtide.collective.groups.device_group import DeviceGroup
 from gradtide.errors import CommunicationError, ConfigError
 from gradtide.events import Emit, GradientsSynchronised, Waiting
+from gradtide.sync.compressed.state import holds_something
 from gradtide.sync.job import Job
 from gradtide.sync.local.inside import InsideHost
 from gradtide.sync.local.outer import ChangeRoom, OuterState, WindowBase
@@ -319,11 +320,15 @@ class LocalSteps:
         self._check_met("kept")
         self._base.tell(self._known)
         outer = {name: _copied(state) for name, state in self._known.of.items()}
-        return {"steps": self._known.steps, "windows": self._known.windows, "outer": outer}
+        smaller = {} if self._smaller is None else {"compression": self._smaller.state()}
+        return {"steps": self._known.steps, "windows": self._known.windows, "outer": outer, **smaller}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """All workers go on with what worker 0 was given."""
+        """All workers go on with what worker 0 was given, and each with what compression had left out of its own."""
         self._check_met("loaded")
+        left = state.get("compression")
+        if left and self._smaller is None and holds_something(left):
+            raise ConfigError("this state has what compression left out; load it with the same compress=")
         outer = {name: dict(of) for name, of in state["outer"].items()}
         parameters = dict(self._trained.everything)
         for name, of in outer.items():
@@ -340,6 +345,8 @@ class LocalSteps:
         self._known.steps, self._known.windows = numbers.tolist()
         self._base.remember(self._known)
         self._base.take()
+        if left and self._smaller is not None:
+            self._smaller.load_state(left)
 
     def _check_met(self, done: str) -> None:
         if self._steps:

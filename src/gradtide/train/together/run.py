@@ -82,7 +82,7 @@ class RunTogether(Run):
         self.synchroniser = Synchroniser(trained, self._job, wishes, emit)
         if isinstance(sync, Local):  # the optimizer's state was made worker 0's, and is each worker's own
             keeper.load_optimizer(self.optimizers[0])
-            self.synchroniser.load_state(keeper.sync_state())
+        self.synchroniser.load_state(keeper.sync_state())
         spread_parameters(self.replicas, self.pool)
 
     def finish(self) -> None:
