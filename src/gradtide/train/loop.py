@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gradtide.sync import Job, Local, Servers
     from gradtide.timeouts import Timeouts
 
-__all__ = ["History", "Run", "check_batch", "check_options", "check_window", "fit"]
+__all__ = ["History", "Run", "check_batch", "check_compression", "check_options", "check_window", "fit"]
 
 
 def fit(  # flat keywords on purpose: this is the call that a Keras user expects
@@ -90,7 +90,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     how, and `compress` how gradients are made smaller, as for `DataParallel`; "all devices" then are those of all
     workers. With `Local` they also meet at the end of every epoch.
     """
-    smaller = _compression(compress, sync, checkpoints)
+    smaller = check_compression(compress, sync, checkpoints)
     found, job = find_devices(devices), _job(sync)
     if job is not None and timeouts is not None:
         job.wait_as(timeouts)
@@ -181,7 +181,10 @@ def check_window(every: int, steps: int | None) -> None:
         )
 
 
-def _compression(compress: "str | Compress | None", sync: object, checkpoints: Checkpoints | None) -> "Compress | None":
+def check_compression(
+    compress: "str | Compress | None", sync: object, checkpoints: Checkpoints | None
+) -> "Compress | None":
+    """What `compress` says, unless it makes no sense, or checkpoints would lack something."""
     if compress is None:
         return None
     from gradtide.compress import AUTO, as_compress  # brings in numba

@@ -56,7 +56,8 @@ class Settings:
             parts.append("1 server" if servers == 1 else f"{servers} servers")
         if self.every:
             parts.append(f"met every {self.every} steps" + (f" after {self.after}" if self.after else ""))
-        return ", ".join([*parts, *([] if self.every and not servers else [self.sync])])
+        how = [] if self.every and not servers else [self.sync]
+        return ", ".join([*parts, *how, *([self.fit["compress"]] if self.fit.get("compress") else [])])
 
     def how(self) -> "str | Servers | Local":
         """What fit is to take as `sync`."""
@@ -90,10 +91,23 @@ class Settings:
         accumulate = options["accumulate"]
         if accumulate < 1:
             raise ConfigError(f"--accumulate {accumulate} makes no sense; a step takes 1 batch or more")
+        self._check_compression()
         check_batch(options["batch_size"] * growth * accumulate, devices, workers)
         found = self._find_data()
         if self.every:
             check_window(self.every, -(-_samples(found) // (options["batch_size"] * growth * accumulate)))
+
+    def _check_compression(self) -> None:
+        compress = self.fit.get("compress")
+        if compress is None:
+            return
+        from gradtide.sync.compressed.refuse import check_settings
+        from gradtide.train.loop import check_compression
+
+        found = check_compression(compress, self.how(), self.keeping())
+        if found is not None:
+            goes = "servers" if self.over_servers else "local" if self.every else self.sync
+            check_settings(found, goes)
 
     def load(self) -> tuple[Any, Any]:
         """(train, test), each (inputs, targets)."""

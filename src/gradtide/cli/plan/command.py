@@ -13,8 +13,10 @@ from gradtide.errors import ConfigError, OutputError, ScheduleError
 
 if TYPE_CHECKING:
     from gradtide.cli.plan.step import StepAsked
+    from gradtide.compress import Compress
     from gradtide.schedule.model import Schedule
     from gradtide.schedule.plan import Plan
+    from gradtide.schedule.predict.smaller_messages import CompressForecast
 
 __all__ = ["SUMMARY", "plan"]
 
@@ -34,6 +36,7 @@ OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("--every", str, "Also say what a step takes when workers meet every so many steps: 50."),
     ("--compute", str, "A step's forward and backward, for --every and --speeds: 30ms."),
     ("--no-overlap", bool, "With --every: gradients leave after backward, not while it goes on."),
+    ("--compress", str, "Also say what a codec saves: int8, topk:0.01, ..."),
     ("--speeds", str, "Also say what parts of a batch by speed save, a speed for each device: 1,1,0.3."),
     ("--batch", str, "With --speeds: the samples of a batch, which are whole."),
 )
@@ -60,6 +63,7 @@ def plan(arguments: Sequence[str]) -> None:
     """The command, with the words that follow `gradtide plan`."""
     asked = _parser().parse_args(arguments)
     step = _step_asked(asked)
+    compress = _compress_asked(asked)
     if step is not None and not asked.topology:
         _print_step(step, as_json=asked.json)
         return
@@ -79,7 +83,7 @@ def plan(arguments: Sequence[str]) -> None:
         show_sizes(asked.topology, asked.sizes, among, asked.json, asked.output)
         return
     found = _find(asked.topology, asked.size, among, asked.rival)
-    _print(found, step, as_json=asked.json)
+    _print(found, step, _forecast_compression(compress, found, asked.topology), as_json=asked.json)
     if asked.draw:
         found.draw(asked.draw)
     if asked.timeline:
@@ -122,15 +126,39 @@ def _step_asked(asked: argparse.Namespace) -> "StepAsked | None":
     return step
 
 
-def _print(found: "Plan", step: "StepAsked | None", *, as_json: bool) -> None:
+def _compress_asked(asked: argparse.Namespace) -> "Compress | None":
+    if not asked.compress:
+        return None
+    from gradtide.cli.plan.smaller import check_compress  # brings in numba
+
+    return check_compress(asked)
+
+
+def _forecast_compression(compress: "Compress | None", found: "Plan", topology: str) -> "CompressForecast | None":
+    if compress is None:
+        return None
+    from gradtide.cli.plan.smaller import forecast_compression
+
+    return forecast_compression(compress, found, topology)
+
+
+def _print(found: "Plan", step: "StepAsked | None", smaller: "CompressForecast | None", *, as_json: bool) -> None:
     from gradtide.cli.plan.table import json_text, table_text
 
-    if step is None:
-        print(json_text(found) if as_json else table_text(found))
-        return
-    from gradtide.cli.plan.step import as_data, step_text
+    data: dict[str, Any] = {}
+    blocks = [] if as_json else [table_text(found)]
+    if step is not None:
+        from gradtide.cli.plan.step import as_data, step_text
 
-    print(json_text(found, as_data(step, found)) if as_json else f"{table_text(found)}\n\n{step_text(step, found)}")
+        data |= as_data(step, found)
+        blocks.append(step_text(step, found))
+    if smaller is not None:
+        from gradtide.cli.plan.smaller import as_data as compress_data
+        from gradtide.cli.plan.smaller import compress_text
+
+        data |= compress_data(smaller)
+        blocks.append(compress_text(smaller))
+    print(json_text(found, data) if as_json else "\n\n".join(blocks))
 
 
 def _print_step(step: "StepAsked", *, as_json: bool) -> None:

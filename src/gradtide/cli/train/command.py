@@ -46,6 +46,9 @@ def train(
         int | None, typer.Option(help="Each worker steps by itself, and every so many steps all are averaged")
     ] = None,
     after: Annotated[int, typer.Option(help="With --every: the first so many steps are taken together")] = 0,
+    compress: Annotated[
+        str | None, typer.Option(help="How gradients are made smaller between workers: int8, topk:0.01, auto, ...")
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over all devices")] = 256,
     accumulate: Annotated[int, typer.Option(help="Batches that make one step")] = 1,
     balance: Annotated[
@@ -102,12 +105,15 @@ def train(
         "warmup_epochs": warmup_epochs,
         "sync_batch_norm": sync_batch_norm,
         "seed": seed,
+        **({} if compress is None else {"compress": compress}),
     }
     path = output / (name or f"{model}-{data}-{time.strftime('%Y%m%d-%H%M%S')}")
     where = None if data_dir is None else str(data_dir)
     if workers is None and (servers or sync is not None):
         given = "--servers" if servers else f"--sync {sync}"
         raise ConfigError(f"{given} is for training on several processes; say how many, as in --workers 2")
+    if workers is None and compress is not None:
+        raise ConfigError("--compress is for what workers send each other; say how many there are, as in --workers 2")
     check_local(every, after, workers, (sync, servers), keeps=bool(checkpoint_every or resume))
     if workers is not None and (baseline or sync_batch_norm):
         given = "--baseline compares" if baseline else "--sync-batch-norm is over"

@@ -1,10 +1,11 @@
 """How long a schedule will take.
 
-resources.py       links and wires that ops compete for
-sharing.py         how flows share them: max-min fair
-simulate.py        when each op starts and ends, what each link carries
-servers_model.py   the same for parameter servers in very large clusters
-exchange_model.py  and for collectives over direct links between hosts, by what a few have taken
-less_often.py      a step of workers that meet at every step, every so many, or never
-unequal_speeds.py  a step of workers that are not equally fast, with equal parts of a batch and with parts by speed
+resources.py         links and wires that ops compete for
+sharing.py           how flows share them: max-min fair
+simulate.py          when each op starts and ends, what each link carries
+servers_model.py     the same for parameter servers in very large clusters
+exchange_model.py    and for collectives over direct links between hosts, by what a few have taken
+less_often.py        a step of workers that meet at every step, every so many, or never
+smaller_messages.py  a synchronisation with compressed gradients, and with whole ones
+unequal_speeds.py    a step of workers that are not equally fast, with equal parts of a batch and with parts by speed
 """

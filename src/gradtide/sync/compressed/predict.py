@@ -7,13 +7,13 @@ import torch
 from gradtide.collective import Group
 from gradtide.compress import AUTO, Codec, Compress, payload_bytes
 from gradtide.compress.powersgd import PowerSGD
+from gradtide.schedule.predict.smaller_messages import codec_seconds
 from gradtide.sync.compressed.state import parts_of
 from gradtide.sync.trained import Trained
 
 __all__ = ["decide", "describe"]
 
 _CANDIDATES = ("int8", "bf16")  # that leave nothing out in the long run, whatever the optimizer
-_CODEC_BYTES_PER_S = 1.25e9  # of gradients, by one core: the least that codecs are held to
 _WORTH = 0.8  # of the time without
 
 
@@ -33,9 +33,9 @@ def seconds(codec: Codec | None, trained: Trained, group: Group) -> float | None
         return None
     if codec is None:
         return model.seconds("all_reduce", dense)
-    work_s = dense * (1 + group.size) / _CODEC_BYTES_PER_S  # our own encoded, everybody's decoded
+    work_s = codec_seconds(dense, group.size, added_up=isinstance(codec, PowerSGD))
     if isinstance(codec, PowerSGD):
-        return model.seconds("all_reduce", sent_bytes(codec, trained)) + 2 * dense / _CODEC_BYTES_PER_S
+        return model.seconds("all_reduce", sent_bytes(codec, trained)) + work_s
     return model.seconds("all_gather", group.size * sent_bytes(codec, trained)) + work_s
 
 

@@ -6,20 +6,27 @@ from gradtide.compress import AUTO, Compress
 from gradtide.errors import ConfigError
 from gradtide.sync.trained import Trained
 
-__all__ = ["check_compression"]
+__all__ = ["check_compression", "check_settings"]
 
+_OVER_SERVERS = "servers", "local over servers"
 _FLOATS = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
 
 
-def check_compression(settings: Compress, trained: Trained, goes: str, *, shared: bool | None) -> None:
-    """goes: the way that was asked for: "servers", "local", "local over servers", "auto", or another name of it."""
-    text, over_servers = f"compress={str(settings)!r}", goes in ("servers", "local over servers")
+def check_settings(settings: Compress, goes: str) -> None:
+    """What can be told without a model."""
+    text, over_servers = f"compress={str(settings)!r}", goes in _OVER_SERVERS
     if over_servers and settings.codec == "powersgd":
         raise ConfigError(f"{text} adds up thin matrices between workers, which servers can't; leave Servers out")
     if over_servers and settings.after:
         raise ConfigError(f"{settings!r}: servers compress from the first round on; leave after= out")
     if goes not in ("auto", "servers", "local", "local over servers"):
         raise ConfigError(f"{text} goes with sync='auto' alone, where what is compressed has its own way; not {goes!r}")
+
+
+def check_compression(settings: Compress, trained: Trained, goes: str, *, shared: bool | None) -> None:
+    """goes: the way that was asked for: "servers", "local", "local over servers", "auto", or another name of it."""
+    text, over_servers = f"compress={str(settings)!r}", goes in _OVER_SERVERS
+    check_settings(settings, goes)
     if shared:
         raise ConfigError(f"with {text} each worker has parameters of its own; leave share_parameters= out")
     if settings.codec == "onebit" and not goes.startswith("local"):  # there it is the outer one that counts
