@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from gradtide.bench.frugal.accuracy import AccuracySettings, _rows
-from gradtide.bench.frugal.learner import BATCH, WAYS, LearningCurve, _batches
+from gradtide.bench.frugal.learner import BATCH, LearningCurve, _batches, ways_of
 from gradtide.bench.frugal.paired import paired_difference
 from gradtide.bench.frugal.pictures import draw_accuracy
 from gradtide.bench.frugal.speed import SpeedSettings, _missing, _predict
 from gradtide.errors import ConfigError
+
+WAYS = list(ways_of(()))
 
 
 @pytest.mark.quick
@@ -33,9 +35,8 @@ def curves(final):
 
 
 def test_every_way_is_compared_with_training_together_seed_by_seed():
-    names = list(WAYS)
-    rows = _rows(curves({name: 0.8 + number / 10 for number, name in enumerate(names)}))
-    assert [row.name for row in rows] == names
+    rows = _rows(curves({name: 0.8 + number / 10 for number, name in enumerate(WAYS)}), WAYS)
+    assert [row.name for row in rows] == WAYS
     assert rows[0].difference is None
     assert rows[2].difference == pytest.approx(0.2)
     assert rows[2].half_width == pytest.approx(0.0, abs=1e-12)  # the seeds' noise is in both

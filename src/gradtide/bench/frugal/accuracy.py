@@ -1,20 +1,14 @@
-"""What meeting less often costs: accuracy after equal samples, as paired differences from training together."""
+"""What sending less costs: accuracy after equal samples, as paired differences from training together."""
 
-import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import mean
 
-from gradtide.bench.contender import ContenderFailed
-from gradtide.bench.frugal.learner import BATCH, WAYS, LearningCurve
+from gradtide.bench.frugal.learner import BATCH, LearningCurve, ways_of
+from gradtide.bench.frugal.pair import run_pair
 from gradtide.bench.frugal.paired import paired_difference
 from gradtide.errors import ConfigError
-from gradtide.testing.hosts import ADDRESSES, two_hosts
+from gradtide.testing.hosts import two_hosts
 from gradtide.train.settings import Settings
 
 __all__ = ["AccuracyRow", "AccuracySettings", "FrugalAccuracy", "bench_accuracy"]
@@ -30,6 +24,7 @@ class AccuracySettings:
     rate: str = "1gbit"
     seeds: int = 8
     steps: int = 600
+    codecs: tuple[str, ...] = ()  # compared with training together; none: those that meet less often
 
     def check(self) -> None:
         if self.seeds < 2 or self.steps < _GRAIN or self.steps % _GRAIN:
@@ -59,42 +54,22 @@ class FrugalAccuracy:
 
     rows: list[AccuracyRow]
     runs: list[LearningCurve]
+    skipped: dict[str, str]  # who could not take part, and why
 
 
 def bench_accuracy(settings: AccuracySettings, tell: Callable[[str], None]) -> FrugalAccuracy:
     settings.check()
-    with ExitStack() as stack:
-        output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-bench-"))) / "curves.json"
-        hosts = stack.enter_context(two_hosts(settings.rate))
-        command = [sys.executable, "-m", "gradtide.bench.frugal.learner", json.dumps(asdict(settings)), str(output)]
-        processes = []
-        for rank, host in enumerate(hosts):
-            told = ["env", f"RANK={rank}", "WORLD_SIZE=2", f"MASTER_ADDR={ADDRESSES[0]}", f"MASTER_PORT={_PORT}"]
-            process = subprocess.Popen([*host, *told, *command], stdout=subprocess.PIPE, text=True)
-            stack.callback(_end, process)
-            processes.append(process)
-        assert processes[0].stdout is not None
-        for line in processes[0].stdout:
-            tell(line.strip())
-        codes = [process.wait() for process in processes]
-        if any(codes):
-            raise ContenderFailed(f"a worker ended with exit code {max(codes)}; its messages are above")
-        runs = [LearningCurve(**curve) for curve in json.loads(output.read_text())]
-    return FrugalAccuracy(_rows(runs), runs)
+    with two_hosts(settings.rate) as hosts:
+        found = run_pair(hosts, "gradtide.bench.frugal.learner", asdict(settings), _PORT, tell)
+    runs = [LearningCurve(**curve) for curve in found["curves"]]
+    names = [name for name in ways_of(settings.codecs) if name not in found["skipped"]]
+    return FrugalAccuracy(_rows(runs, names), runs, found["skipped"])
 
 
-def _end(process: "subprocess.Popen[str]") -> None:
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
-
-
-def _rows(runs: list[LearningCurve]) -> list[AccuracyRow]:
-    of_way = {name: sorted((run for run in runs if run.name == name), key=lambda run: run.seed) for name in WAYS}
+def _rows(runs: list[LearningCurve], names: list[str]) -> list[AccuracyRow]:
+    of_way = {name: sorted((run for run in runs if run.name == name), key=lambda run: run.seed) for name in names}
     last = {name: [run.accuracy[-1] for run in of] for name, of in of_way.items()}
-    dense, rows = next(iter(WAYS)), []
+    dense, rows = names[0], []
     for name, of in of_way.items():
         difference, half = (None, None) if name == dense else paired_difference(last[name], last[dense])
         sent, seconds = mean(run.megabytes[-1] for run in of), mean(run.seconds[-1] for run in of)

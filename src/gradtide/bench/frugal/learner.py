@@ -7,6 +7,7 @@ Worker 0 says where it is, and writes the curves: the clock stands still while t
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,22 +17,41 @@ from torch.nn import functional
 
 import gradtide
 from gradtide.collective import Group
+from gradtide.errors import ConfigError
 from gradtide.events import Event, GradientsSynchronised
 from gradtide.sync import Job
 from gradtide.train.settings import Settings
 
-__all__ = ["BATCH", "WAYS", "LearningCurve", "main"]
+__all__ = ["BATCH", "LearnerWay", "LearningCurve", "main", "ways_of"]
 
 BATCH, HIDDEN, LR, MOMENTUM = 128, 256, 0.05, 0.9  # the batch of both workers
 LOOKS = 8  # at the test data, about so many in a run, and where workers have met
 
-# Name -> the steps between meetings (0: all are taken together), and whether an outer optimizer steps
-WAYS = {
-    "every step together": (0, False),
-    "Local(8)": (8, False),
-    "Local(50)": (50, False),
-    "Local(50, outer)": (50, True),
+
+@dataclass(frozen=True, slots=True)
+class LearnerWay:
+    """How gradients, or changes, are exchanged."""
+
+    every: int = 0  # steps between meetings; 0: all are taken together
+    outer: bool = False  # whether an outer optimizer steps
+    compress: str | None = None
+
+
+_DENSE = "every step together"
+LOCAL_WAYS = {
+    _DENSE: LearnerWay(),
+    "Local(8)": LearnerWay(8),
+    "Local(50)": LearnerWay(50),
+    "Local(50, outer)": LearnerWay(50, outer=True),
 }
+
+
+def ways_of(codecs: Sequence[str]) -> dict[str, LearnerWay]:
+    """Name -> way; the first is what others are compared with. Without codecs: those that meet less often."""
+    if not codecs:
+        return LOCAL_WAYS
+    both = {"Local(8), int8": LearnerWay(8, compress="int8")} if "int8" in codecs else {}
+    return {_DENSE: LearnerWay(), **{codec: LearnerWay(compress=codec) for codec in codecs}, **both}
 
 
 @dataclass(slots=True)
@@ -49,15 +69,17 @@ class LearningCurve:
 class _Learner:
     """One run of one way."""
 
-    def __init__(self, name: str, seed: int, group: Group) -> None:
-        self.every, outer = WAYS[name]
+    def __init__(self, name: str, way: LearnerWay, seed: int, group: Group) -> None:
+        self.every = way.every
         torch.manual_seed(seed)
         self._net = nn.Sequential(nn.Flatten(), nn.Linear(784, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10))
         optimizer = torch.optim.SGD(self._net.parameters(), lr=LR, momentum=MOMENTUM)
-        rule = gradtide.update("sgd", lr=0.7, momentum=0.9, nesterov=True) if outer else None
+        rule = gradtide.update("sgd", lr=0.7, momentum=0.9, nesterov=True) if way.outer else None
         sync = gradtide.Local(self.every, rule) if self.every else "auto"
         self._job, self._sent = Job.of(group), 0
-        self._model = gradtide.DataParallel(self._net, optimizer, sync, job=self._job, emit=self._observe)
+        self._model = gradtide.DataParallel(
+            self._net, optimizer, sync, compress=way.compress, job=self._job, emit=self._observe
+        )
         self.curve = LearningCurve(name, seed, [], [], [], [])
         self._seconds = 0.0
 
@@ -103,16 +125,22 @@ def main() -> None:
     settings, output = json.loads(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     train, test = Settings("lenet", settings["data"], None, {}).load()
-    group, curves = Group.from_environment(), []
+    group, curves, skipped = Group.from_environment(), [], dict[str, str]()
     for seed in range(settings["seeds"]):
-        for name in WAYS:
-            learner = _Learner(name, seed, group)
+        for name, way in ways_of(settings["codecs"]).items():
+            if name in skipped:
+                continue
+            try:
+                learner = _Learner(name, way, seed, group)
+            except ConfigError as error:  # on both workers alike, before anything is sent
+                skipped[name] = str(error)
+                continue
             learner.train(train, test, settings["steps"], group)
             curves.append(asdict(learner.curve))
             if group.rank == 0:
                 print(f"seed {seed + 1} of {settings['seeds']}: {name}", flush=True)
-    if group.rank == 0:
-        output.write_text(json.dumps(curves))
+        if group.rank == 0:
+            output.write_text(json.dumps({"curves": curves, "skipped": skipped}))
     group.barrier()
 
 

@@ -2,12 +2,15 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradtide.cli.bench.common import print_rates, results_path, say_written, telling
 from gradtide.cli.table import print_table
+
+if TYPE_CHECKING:
+    from gradtide.bench.frugal.smaller import SmallerRow
 
 __all__ = ["frugal"]
 
@@ -15,10 +18,17 @@ __all__ = ["frugal"]
 def frugal(
     model: Annotated[str, typer.Option(help="mlp (80 MB of gradients), deep or lenet")] = "mlp",
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over both workers")] = 256,
-    rate: Annotated[str, typer.Option(help="Of the wire between the hosts, as tc writes it")] = "1gbit",
+    rate: Annotated[
+        str | None, typer.Option(help="Of the wire, as tc writes it  [default: 1gbit; --compress: 100mbit]")
+    ] = None,
     every: Annotated[int, typer.Option(help="Steps between meetings; a round has as many")] = 50,
     rounds: Annotated[int, typer.Option(help="Every contender runs once a round; the median counts")] = 3,
     peers: Annotated[Path | None, typer.Option(help="Folder with accelerate and torchft (pip --target)")] = None,
+    compress: Annotated[bool, typer.Option("--compress", help="Not fewer messages: smaller ones")] = False,
+    codecs: Annotated[
+        str, typer.Option(help="With --compress: which take part")
+    ] = "fp16,bf16,int8,onebit,topk:0.01,powersgd:4",
+    turn: Annotated[float, typer.Option(help="With --compress: seconds that one's turn takes, about")] = 2.0,
     accuracy: Annotated[
         bool, typer.Option("--accuracy", help="Not how fast: what Fashion-MNIST's accuracy becomes, over seeds")
     ] = False,
@@ -31,17 +41,22 @@ def frugal(
     """Two workers in two network namespaces (as root) that meet every step, now and then, or never."""
     path = results_path("frugal", output)
     if accuracy:
-        _accuracy((data, rate, seeds, steps), path, picture)
+        from gradtide.bench.frugal.codec_speed import codecs_of
+
+        _accuracy((data, rate or "1gbit", seeds, steps, tuple(codecs_of(codecs) if compress else ())), path, picture)
+        return
+    if compress:
+        _smaller((model, batch_size, rate or "100mbit", codecs, rounds, turn), path)
         return
     from gradtide.bench import report
     from gradtide.bench.frugal.speed import SpeedSettings, bench_speed
 
-    settings = SpeedSettings(model, batch_size, rate, every, rounds, str(peers.absolute()) if peers else "")
+    settings = SpeedSettings(model, batch_size, rate or "1gbit", every, rounds, str(peers.absolute()) if peers else "")
     with telling("starting the contenders") as tell:
         found = bench_speed(settings, tell)
     before = {"settings": asdict(settings) | {"predicted_step_s": found.predicted_s, "skipped": found.skipped}}
     report.write(path, found.rows, {**before, "unit": "samples/s"}, {"seconds": found.seconds})
-    title = f"{model}, batch {batch_size}, two hosts at {rate}, median of {rounds} rounds"
+    title = f"{model}, batch {batch_size}, two hosts at {settings.rate}, median of {rounds} rounds"
     print_rates(title, "samples/s", found.rows)
     measured = {row.name: batch_size // 2 * 2 / row.per_s for row in found.rows}
     rows = [
@@ -54,7 +69,35 @@ def frugal(
     say_written(path)
 
 
-def _accuracy(asked: tuple[str, str, int, int], path: Path, picture: Path | None) -> None:
+def _smaller(asked: tuple[str, int, str, str, int, float], path: Path) -> None:
+    from gradtide.bench import report
+    from gradtide.bench.frugal.smaller import SmallerSettings, bench_smaller
+
+    settings = SmallerSettings(*asked)
+    with telling("starting the workers") as tell:
+        found = bench_smaller(settings, tell)
+    speeds = [asdict(speed) for speed in found.speeds]
+    report.write(path, found.rows, {"settings": asdict(settings)}, {"codecs": speeds, "seconds": found.seconds})
+    title = f"float32 on one core, {4 * settings.codec_values / 1e6:.0f} MB, GB/s, median of {settings.rounds}"
+    rates = [(s.codec, f"{s.encode_per_s / 1e9:.2f}", f"{s.decode_per_s / 1e9:.2f}") for s in found.speeds]
+    print_table(("", "encodes", "decodes"), rates, title)
+    title = f"{settings.model}, batch {settings.batch_size}, two hosts at {settings.rate}, median of {settings.rounds}"
+    columns = ("", "MB a step", "payload", "on the wire", "a step, s", "min", "max", "ideal, s", "of ideal")
+    print_table(columns, [_smaller_row(row) for row in found.rows], title)
+    say_written(path)
+
+
+def _smaller_row(row: "SmallerRow") -> tuple[str, ...]:
+    """Payload and bytes on the wire are in parts of the formula's."""
+    parts = [
+        f"{size / row.formula_bytes:.3f}" if size is not None and row.formula_bytes else "-"
+        for size in (row.payload_bytes, row.wire_bytes)
+    ]
+    times = (f"{seconds:.3f}" for seconds in (row.step_s, row.step_s_min, row.step_s_max, row.ideal_s))
+    return row.name, f"{row.formula_bytes / 1e6:.2f}", *parts, *times, f"{row.of_ideal:.2f}"
+
+
+def _accuracy(asked: tuple[str, str, int, int, tuple[str, ...]], path: Path, picture: Path | None) -> None:
     from gradtide.bench import report
     from gradtide.bench.frugal.accuracy import AccuracySettings, bench_accuracy
     from gradtide.bench.frugal.pictures import draw_accuracy
@@ -75,6 +118,8 @@ def _accuracy(asked: tuple[str, str, int, int], path: Path, picture: Path | None
     ]
     title = f"{settings.data}, {settings.samples:,} samples, {settings.seeds} seeds, two hosts at {settings.rate}"
     print_table(("", "test accuracy", "from dense, points", "MB sent", "s"), rows, title)
+    for name, why in found.skipped.items():
+        print(f"{name} took no part: {why}")
     written = [path]
     if picture is not None:
         draw_accuracy(found.runs, picture, title)

@@ -7,5 +7,6 @@ servers_model.py     the same for parameter servers in very large clusters
 exchange_model.py    and for collectives over direct links between hosts, by what a few have taken
 less_often.py        a step of workers that meet at every step, every so many, or never
 smaller_messages.py  a synchronisation with compressed gradients, and with whole ones
+frugal_choice.py     a step with whole gradients, smaller messages, fewer rounds, or both, and which is worth it
 unequal_speeds.py    a step of workers that are not equally fast, with equal parts of a batch and with parts by speed
 """

@@ -1,0 +1,82 @@
+"""Two workers on two hosts that do all of a benchmark between them: worker 0 says where they are, and writes a file."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from gradtide.bench.contender import READY_S, ContenderFailed
+from gradtide.processes.ready import can_read
+from gradtide.testing.hosts import ADDRESSES, INTERFACES
+
+__all__ = ["Hosts", "run_pair", "store_on"]
+
+Hosts = tuple[list[str], list[str]]  # what comes before a command, to run it there
+_END_S = 10.0
+
+
+def run_pair(hosts: Hosts, module: str, settings: object, port: int, tell: Callable[[str], None]) -> Any:
+    """`python -m MODULE SETTINGS OUTPUT` on each, and what came to stand in OUTPUT; both are JSON."""
+    with ExitStack() as stack:
+        output = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-bench-"))) / "output.json"
+        command = [sys.executable, "-m", module, json.dumps(settings), str(output)]
+        processes = []
+        for rank, host in enumerate(hosts):
+            told = ["env", f"RANK={rank}", "WORLD_SIZE=2", f"MASTER_ADDR={ADDRESSES[0]}", f"MASTER_PORT={port}"]
+            told += ["LOCAL_RANK=0", f"GLOO_SOCKET_IFNAME={INTERFACES[rank]}", "OMP_NUM_THREADS=1"]
+            process = subprocess.Popen([*host, *told, *command], stdout=subprocess.PIPE, text=True)
+            stack.callback(_end, process)
+            processes.append(process)
+        assert processes[0].stdout is not None
+        for line in processes[0].stdout:
+            tell(line.strip())
+        codes = [process.wait() for process in processes]
+        if any(codes):
+            raise ContenderFailed(f"a worker ended with exit code {max(codes)}; its messages are above")
+        return json.loads(output.read_text())
+
+
+@contextmanager
+def store_on(hosts: Hosts, folder: Path, port: int) -> Iterator[tuple[str, str]]:
+    """A coordinator on the first host, and a server on each: their address, and the secret's file. Not encrypted, as
+    collectives are not."""
+    secret, gradtide = str(folder / f"secret-{port}"), [sys.executable, "-m", "gradtide"]
+    subprocess.run([*gradtide, "secret", secret], check=True, capture_output=True)
+    address, common = f"tcp:{ADDRESSES[0]}:{port}", ["--secret-file", secret, "--insecure-network"]
+    with ExitStack() as stack:
+        _wait_until_ready([_start(stack, [*hosts[0], *gradtide, "coordinator", address, *common])])
+        servers = []
+        for number, host in enumerate(hosts):
+            here = f"tcp:{ADDRESSES[number]}:{port + 1}"
+            named = ["--coordinator", address, "--name", f"server-{number}", "--servers", "2"]
+            servers.append(_start(stack, [*host, *gradtide, "serve", here, *named, *common]))
+        _wait_until_ready(servers)
+        yield address, secret
+
+
+def _start(stack: ExitStack, command: Sequence[str]) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    stack.callback(_end, process)
+    return process
+
+
+def _wait_until_ready(processes: Sequence["subprocess.Popen[str]"]) -> None:
+    for process in processes:
+        assert process.stdout is not None
+        if not can_read([process.stdout], READY_S):
+            raise ContenderFailed(f"a process of the store did not listen within {READY_S:.0f} s")
+        said = process.stdout.readline()
+        if "listens at" not in said:
+            raise ContenderFailed(f"a process of the store said {said.strip()!r}; its messages are above")
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait(_END_S)
+    assert process.stdout is not None
+    process.stdout.close()
