@@ -26,11 +26,11 @@ def hook_step(name: str, codec: str, model: nn.Module, batch: Batch, groups: "To
     group = groups.of(backend)
     wrapped = nn.parallel.DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
     if hook == "fp16":
-        wrapped.register_comm_hook(group, default_hooks.fp16_compress_hook)  # type: ignore[no-untyped-call]
+        wrapped.register_comm_hook(group, default_hooks.fp16_compress_hook)
         return plain_step(wrapped, batch), 1
     rank = int(codec.partition(":")[2] or 4)
     state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=2)
-    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)  # type: ignore[no-untyped-call]
+    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return plain_step(wrapped, batch), 3  # two whole, as it wants it, and the first that is not
 
 

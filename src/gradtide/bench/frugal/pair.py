@@ -12,8 +12,9 @@ from typing import Any
 from gradtide.bench.contender import READY_S, ContenderFailed
 from gradtide.processes.ready import can_read
 from gradtide.testing.hosts import ADDRESSES, INTERFACES
+from gradtide.transport.keys import make_secret_file
 
-__all__ = ["Hosts", "run_pair", "store_on"]
+__all__ = ["Hosts", "run_pair", "stores_on"]
 
 Hosts = tuple[list[str], list[str]]  # what comes before a command, to run it there
 _END_S = 10.0
@@ -41,21 +42,25 @@ def run_pair(hosts: Hosts, module: str, settings: object, port: int, tell: Calla
 
 
 @contextmanager
-def store_on(hosts: Hosts, folder: Path, port: int) -> Iterator[tuple[str, str]]:
-    """A coordinator on the first host, and a server on each: their address, and the secret's file. Not encrypted, as
-    collectives are not."""
-    secret, gradtide = str(folder / f"secret-{port}"), [sys.executable, "-m", "gradtide"]
-    subprocess.run([*gradtide, "secret", secret], check=True, capture_output=True)
-    address, common = f"tcp:{ADDRESSES[0]}:{port}", ["--secret-file", secret, "--insecure-network"]
+def stores_on(hosts: Hosts, ports: Sequence[int]) -> Iterator[list[tuple[str, str]]]:
+    """For each port a store, with its coordinator on the first host and a server on each: its address, and the secret's
+    file. Not encrypted, as collectives are not."""
+    gradtide, addresses = [sys.executable, "-m", "gradtide"], [f"tcp:{ADDRESSES[0]}:{port}" for port in ports]
     with ExitStack() as stack:
-        _wait_until_ready([_start(stack, [*hosts[0], *gradtide, "coordinator", address, *common])])
+        secret = stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-bench-")) + "/secret"
+        make_secret_file(Path(secret))
+        common = ["--secret-file", secret, "--insecure-network"]
+        _wait_until_ready(
+            [_start(stack, [*hosts[0], *gradtide, "coordinator", address, *common]) for address in addresses]
+        )
         servers = []
-        for number, host in enumerate(hosts):
-            here = f"tcp:{ADDRESSES[number]}:{port + 1}"
-            named = ["--coordinator", address, "--name", f"server-{number}", "--servers", "2"]
-            servers.append(_start(stack, [*host, *gradtide, "serve", here, *named, *common]))
+        for port, address in zip(ports, addresses, strict=True):
+            for number, host in enumerate(hosts):
+                here = f"tcp:{ADDRESSES[number]}:{port + 1}"
+                named = ["--coordinator", address, "--name", f"server-{number}", "--servers", "2"]
+                servers.append(_start(stack, [*host, *gradtide, "serve", here, *named, *common]))
         _wait_until_ready(servers)
-        yield address, secret
+        yield [(address, secret) for address in addresses]
 
 
 def _start(stack: ExitStack, command: Sequence[str]) -> "subprocess.Popen[str]":

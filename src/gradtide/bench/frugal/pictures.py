@@ -1,6 +1,7 @@
 """Accuracy over what was sent and over time."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from gradtide.bench.frugal.learner import LearningCurve
 __all__ = ["draw_accuracy"]
 
 # Told apart by those who don't tell red from green, too.
-_COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+_COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c8c8c")
 
 
 def draw_accuracy(runs: Sequence[LearningCurve], path: Path, title: str) -> None:
@@ -20,7 +21,7 @@ def draw_accuracy(runs: Sequence[LearningCurve], path: Path, title: str) -> None
     from matplotlib import pyplot
 
     figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
-    for name, colour in zip(dict.fromkeys(run.name for run in runs), _COLOURS, strict=False):
+    for name, colour in zip(dict.fromkeys(run.name for run in runs), cycle(_COLOURS), strict=False):
         of_way = [run for run in runs if run.name == name]
         for panel, what in zip(panels, ("megabytes", "seconds"), strict=True):
             _draw(panel, of_way, what, name, colour)

@@ -1,16 +1,13 @@
 """What smaller messages are worth between two hosts: bytes, codecs' speed, and a step beside its ideal."""
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from gradtide.bench.frugal.codec_speed import CodecSpeed, codecs_of, formula_bytes
 from gradtide.bench.frugal.contenders import NEVER, SmallerContender, contenders_of
-from gradtide.bench.frugal.pair import run_pair, store_on
+from gradtide.bench.frugal.pair import run_pair, stores_on
 from gradtide.errors import ConfigError
 from gradtide.testing.hosts import two_hosts
 from gradtide.train.models import check_model
@@ -84,16 +81,14 @@ def bytes_per_s(rate: str) -> float:
 def bench_smaller(settings: SmallerSettings, tell: Callable[[str], None]) -> SmallerFound:
     settings.check()
     codecs = codecs_of(settings.codecs)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-bench-")))
-        hosts = stack.enter_context(two_hosts(settings.rate))
+    through = [which.name for which in contenders_of(codecs) if which.over_servers]
+    tell("starting servers")
+    with (
+        two_hosts(settings.rate) as hosts,
+        stores_on(hosts, [_STORE_PORT + 2 * number for number in range(len(through))]) as stores,
+    ):
         asked: dict[str, Any] = asdict(settings) | {"codecs": codecs, "torch_port": _TORCH_PORT}
-        tell("starting servers")
-        through = [which.name for which in contenders_of(codecs) if which.over_servers]
-        asked["stores"] = {  # each its own: a worker is in one store once
-            name: stack.enter_context(store_on(hosts, folder, _STORE_PORT + 2 * number))
-            for number, name in enumerate(through)
-        }
+        asked["stores"] = dict(zip(through, stores, strict=True))  # each its own: a worker is in one store once
         found = run_pair(hosts, "gradtide.bench.frugal.smaller_worker", asked, _PORT, tell)
     rows = rows_of(contenders_of(codecs), found["steps"], found["shapes"], bytes_per_s(settings.rate))
     seconds = {name: of["seconds"] for name, of in found["steps"].items()}
