@@ -20,7 +20,7 @@ def draw_accuracy(runs: Sequence[LearningCurve], path: Path, title: str) -> None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
     for name, colour in zip(dict.fromkeys(run.name for run in runs), cycle(_COLOURS), strict=False):
         of_way = [run for run in runs if run.name == name]
         for panel, what in zip(panels, ("megabytes", "seconds"), strict=True):
@@ -32,7 +32,7 @@ def draw_accuracy(runs: Sequence[LearningCurve], path: Path, title: str) -> None
     for panel in panels:
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
-    panels[1].legend(loc="lower right", frameon=False)
+    figure.legend(*panels[1].get_legend_handles_labels(), loc="outside right center", frameon=False)
     figure.suptitle(title, fontsize=10)
     partial = path.with_name(path.stem + ".part" + path.suffix)
     figure.savefig(partial, dpi=120)
