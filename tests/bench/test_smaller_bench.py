@@ -69,8 +69,8 @@ def test_a_step_is_held_against_computing_and_the_formulas_bytes_at_the_wires_ra
     assert found.ratio("a", "b") == 1.5
 
 
-def test_every_codec_is_timed_in_both_directions():
-    names = codecs_of(CODECS_BESIDE)
+def test_codecs_are_timed_in_both_directions():
+    names = ["fp16", "int8"]
     speeds = measure_codecs(names, 8192, 1)
     assert [speed.codec for speed in speeds] == names
     assert all(speed.encode_per_s > 0 and speed.decode_per_s > 0 for speed in speeds)
