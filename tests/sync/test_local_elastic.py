@@ -121,3 +121,9 @@ def test_workers_come_and_go_at_boundaries_and_those_who_go_give_what_they_have(
 def test_one_that_dies_while_steps_are_taken_together_shows_in_nothing(tmp_path):
     run(tmp_path, ["--workers", "3", "--min-workers", "2"], 1, 4, 3, "list", "0:0:step2")
     check(tmp_path, [1, 2], 2, 1, plan({}, after=3), within=1e-9)
+
+
+def test_a_worker_that_is_started_again_while_steps_are_taken_together_takes_them_too(tmp_path):
+    output = run(tmp_path, ["--workers", "3", "--max-restarts", "1"], 1, 4, 6, "list", "1:0:step2")
+    assert int(re.search(r"worker 1 comes after batch (\d+)", output)[1]) < 6
+    check(tmp_path, [0, 1, 2], 3, 1, plan({}, after=6), within=1e-9)

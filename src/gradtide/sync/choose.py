@@ -172,6 +172,8 @@ def _choose_local(trained: Trained, job: Job, wishes: Wishes, spread: Group | De
             _smaller(newcomer, trained, job, wishes.compression)
             newcomer.join(members)
             return newcomer
+        if members.under_way:  # those who were there ask here, too: their steps are taken together, and begin anew
+            open_group(trained, job, wishes)
     _begin_alike(trained, spread)
     if known.alike:
         share_state(trained, job, job.group, spread)
