@@ -124,6 +124,11 @@ def test_what_the_outer_optimizer_remembers_is_kept_where_workers_met_and_loaded
     another = gradtide.DataParallel(other, torch.optim.SGD(other.parameters(), lr=0.1), Local(2), job=Job())
     with pytest.raises(ConfigError, match="of another model: it has 'weight'"):
         another.load_sync_state(kept)
+    adam = Local(2, gradtide.update("adam", lr=0.1))
+    alike = nn.Linear(2, 2)
+    third = gradtide.DataParallel(alike, torch.optim.SGD(alike.parameters(), lr=0.1), adam, job=Job())
+    with pytest.raises(ConfigError, match="of an outer sgd, and this one is adam"):
+        third.load_sync_state(kept)
     plain = gradtide.DataParallel(other, torch.optim.SGD(other.parameters(), lr=0.1), job=Job())
     assert plain.sync_state() == {}
     with pytest.raises(ConfigError, match="load it with sync="):

@@ -7,6 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+
+import gradtide
+from gradtide.errors import ConfigError
+from gradtide.sync import Job
+from gradtide.sync.job import Elastic
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -50,3 +56,13 @@ def test_those_who_are_left_train_as_one_process_does(tmp_path, wanted, workers,
             assert np.abs(found[name] - value).max() < 1e-10, name
     if deaths == ["1:GradientsReady:4"]:  # the fourth step comes again, and counts once
         assert np.load(tmp_path / "0.samples.npy")[:7].tolist() == [128, 128, 128, 0, 256, 256, 157]
+
+
+def test_checkpoints_are_refused_where_workers_may_come_and_go(tmp_path, monkeypatch):
+    """Each of them would wait two minutes for a dead worker's part, and one that is started again would begin with the
+    newest while the others are further."""
+    monkeypatch.setattr("gradtide.train.loop._job", lambda sync: Job(size=2, elastic=Elastic("nowhere", "job", 0)))
+    net, data = torch.nn.Linear(2, 2), (torch.ones(8, 2), torch.zeros(8, dtype=torch.long))
+    with pytest.raises(ConfigError, match="leave --min-workers, --max-workers and --max-restarts out"):
+        gradtide.fit(net, data, checkpoints=gradtide.Checkpoints(str(tmp_path / "kept"), every=1))
+    assert not any(tmp_path.iterdir())

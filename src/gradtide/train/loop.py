@@ -92,6 +92,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     """
     smaller = check_compression(compress, sync, checkpoints)
     found, job = find_devices(devices), _job(sync)
+    _check_checkpoints(checkpoints, job)
     if job is not None and timeouts is not None:
         job.wait_as(timeouts)
     everywhere = len(found) * (job.size if job else 1)
@@ -157,6 +158,14 @@ def _job(sync: object) -> "Job | None":
 
     job = current_job()
     return None if isinstance(sync, str) and job.size == 1 else job
+
+
+def _check_checkpoints(checkpoints: Checkpoints | None, job: "Job | None") -> None:
+    if job is not None and job.elastic is not None and checkpoints is not None:
+        raise ConfigError(
+            "fit keeps checkpoints of workers that stay: who dies would be waited for at each of them; leave "
+            "--min-workers, --max-workers and --max-restarts out and resume after a failure, or leave checkpoints= out"
+        )
 
 
 def _check_local(sync: object, steps: int | None, checkpoints: Checkpoints | None) -> bool:

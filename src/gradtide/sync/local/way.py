@@ -321,7 +321,8 @@ class LocalSteps:
         self._base.tell(self._known)
         outer = {name: _copied(state) for name, state in self._known.of.items()}
         smaller = {} if self._smaller is None else {"compression": self._smaller.state()}
-        return {"steps": self._known.steps, "windows": self._known.windows, "outer": outer, **smaller}
+        known, rule = self._known, self._local.rule.name
+        return {"steps": known.steps, "windows": known.windows, "rule": rule, "outer": outer, **smaller}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """All workers go on with what worker 0 was given, and each with what compression had left out of its own."""
@@ -329,6 +330,10 @@ class LocalSteps:
         left = state.get("compression")
         if left and self._smaller is None and holds_something(left):
             raise ConfigError("this state has what compression left out; load it with the same compress=")
+        if (rule := state.get("rule", self._local.rule.name)) != self._local.rule.name:
+            raise ConfigError(
+                f"the state is of an outer {rule}, and this one is {self._local.rule.name}; load it with the same"
+            )
         outer = {name: dict(of) for name, of in state["outer"].items()}
         parameters = dict(self._trained.everything)
         for name, of in outer.items():
