@@ -135,6 +135,44 @@ def test_what_the_outer_optimizer_remembers_is_kept_where_workers_met_and_loaded
         plain.load_sync_state(kept)
 
 
+def scaled_step(model, rule, scaler, rank, step):
+    """As a script writes it; worker 0's gradient overflows in its second step. Whether the step was left out."""
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + rank))
+    loss = model(x).square().mean() * (torch.inf if (rank, step) == (0, 1) else 1.0)
+    scaler.scale(loss).backward()
+    scaler.step(rule)
+    before = scaler.get_scale()
+    scaler.update()
+    rule.zero_grad()
+    return scaler.get_scale() < before
+
+
+def scaled_net():
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3)
+    return net, torch.optim.AdamW(net.parameters(), lr=0.05), torch.amp.GradScaler("cpu", init_scale=64.0)
+
+
+def scale(rank, size, name):
+    net, rule, scaler = scaled_net()
+    with Group.join(name, rank, size, timeout_s=30) as group:
+        model = gradtide.DataParallel(net, rule, Local(4), job=Job.of(group, None))
+        for step in range(4):
+            if scaled_step(model, rule, scaler, rank, step):
+                rule.step()  # with nothing: it is counted
+        model.close()
+    return [p.detach() for p in net.parameters()]
+
+
+def test_a_step_that_a_scaler_leaves_out_on_one_worker_can_be_counted_there(workers):
+    alone = [scaled_net() for _ in range(2)]
+    for rank, one in enumerate(alone):
+        assert [scaled_step(*one, rank, step) for step in range(4)] == [False, rank == 0, False, False]
+    wanted = [(a + b) / 2 for a, b in zip(alone[0][0].parameters(), alone[1][0].parameters(), strict=True)]
+    for found in workers.run(scale, 2, training.new_name()):
+        assert all(torch.allclose(a, b, rtol=0, atol=1e-6) for a, b in zip(found, wanted, strict=True))
+
+
 def test_a_window_that_is_longer_than_an_epoch_is_told_once(recwarn):
     class Endless(torch.utils.data.IterableDataset):
         def __iter__(self):
