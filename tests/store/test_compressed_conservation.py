@@ -189,6 +189,22 @@ def test_through_kills_and_moves_everything_counts_once(forks, consistency):
     through_trouble(forks, 22, 6, consistency)
 
 
+@pytest.mark.parametrize("rule", ["add", "sgd"])
+def test_outside_of_rounds_pushes_of_any_weight_count_what_they_count_uncompressed(forks, rule):
+    """In sums a weight multiplies; each push that is a step of its own is one, whatever it weighs."""
+    options = {"lr": 1.0} if rule == "sgd" else {}
+    made = {"update": gradtide.update(rule, **options), "consistency": "async"}
+    with gradtide.local_servers(1, forks=forks) as servers, gradtide.connect(servers.address) as store:
+        store.init("dense", torch.zeros(300), **made)
+        store.init("small", torch.zeros(300), compress="topk:0.1", **made)
+        for step, weight in enumerate([1.0, 0.5, 2.0, -1.0, 0.0, 4.0]):
+            store.push("dense", gradient(0, step)[:300].float(), weight=weight).wait()
+            store.push("small", gradient(0, step)[:300].float(), weight=weight).wait()
+        left = store.residuals()["small"]
+        assert left.any()
+        assert torch.equal(store.pull("small") + (left if rule == "add" else -left), store.pull("dense"))
+
+
 def residual_of_servers(folder):
     """Of the key whose rounds are averages, from the files of a checkpoint."""
     found = {}

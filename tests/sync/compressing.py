@@ -139,3 +139,41 @@ def refused(rank, size, name, options, optimizer):
         except gradtide.errors.GradtideError as error:
             return str(error)
         return "nothing was said"
+
+
+def critic(rank, size, name, compress, to_none):
+    """A parameter whose gradient is thrown away in every other backward, as a GAN's critic's is: what it should have
+    moved, what it moved, what is left."""
+    with Group.join(name, rank, size, timeout_s=60) as group:
+        net = Given(torch.float64)
+        *others, last = net.values
+        rules = [torch.optim.SGD([last], lr=1.0), torch.optim.SGD(others, lr=1.0)]
+        model = gradtide.DataParallel(net, rules, job=Job.of(group), compress=compress)
+        wanted = np.zeros(last.numel())
+        for step in range(16):
+            gradients = whole_numbers(rank, step)
+            model([*gradients[:-1], 1024 * gradients[-1]]).backward()
+            rules[1].step()  # or it is skipped, as by GradScaler
+            model.zero_grad(set_to_none=to_none)
+            model(gradients).backward()
+            rules[0].step()
+            model.zero_grad(set_to_none=to_none)
+            wanted -= gradients[-1].double().numpy() / size
+        left, moved = residuals(model)[-1], last.detach().numpy().copy()
+        model.close()
+        return wanted, moved, left
+
+
+def restarts(rank, size, name, compress):
+    """SGD with momentum, and a learning rate that falls to a thousandth and begins anew: the largest value it had."""
+    with Group.join(name, rank, size, timeout_s=60) as group:
+        net = Given(torch.float32)
+        rule = torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.9)
+        model = gradtide.DataParallel(net, rule, job=Job.of(group), compress=compress)
+        for step in range(24):
+            rule.param_groups[0]["lr"] = 0.25 ** (step % 6)
+            model(whole_numbers(rank, step)).backward()
+            model.step()
+        largest = max(float(p.detach().abs().max()) for p in net.values)
+        model.close()
+        return largest

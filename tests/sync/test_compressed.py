@@ -80,6 +80,20 @@ def test_with_a_learning_rate_that_changes_sgd_moves_as_far_in_the_end(workers):
         assert np.abs(answers[0][1][index] - rates[-1] * left - wanted).max() < 1e-10
 
 
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("compress", ["topk:0.1", "onebit"])
+def test_a_gradient_that_is_thrown_away_takes_nothing_with_it_and_leaves_nothing(workers, compress, to_none):
+    answers = workers.run(compressing.critic, 2, training.new_name(), compress, to_none)
+    wanted, left = (sum(answer[index] for answer in answers) for index in (0, 2))
+    assert np.abs(left).sum() > 0
+    assert np.array_equal(answers[0][1] - left, wanted)
+
+
+def test_a_learning_rate_that_rises_again_does_not_blow_up_what_momentum_has_taken_in(workers):
+    whole, some = (workers.run(compressing.restarts, 2, training.new_name(), way)[0] for way in (None, "topk:0.02"))
+    assert some < 4 * whole
+
+
 @pytest.fixture(scope="module")
 def dense(workers):
     return workers.run(compressing.learn, 2, training.new_name(), None, "sgd", 30)[0]

@@ -147,3 +147,17 @@ def test_a_training_that_goes_on_must_be_compressed_as_before(address):
     gradtide.DataParallel(net, rule, Servers("bsp", address, name=name), job=Job()).close()
     with pytest.raises(ConfigError, match="compress='int8', but the training on these servers has compress=None"):
         gradtide.DataParallel(net, rule, Servers("bsp", address, name=name, resume=True), compress="int8", job=Job())
+
+
+def test_a_gradient_that_is_thrown_away_is_refused_where_servers_keep_what_was_left_out(address):
+    _, rule, model = wrapped(address, "topk:0.1", share_parameters=False)
+    model(torch.ones(1, 40)).sum().backward()
+    rule.zero_grad()
+    with pytest.raises(ConfigError, match="was dropped without a step"):
+        model(torch.ones(1, 40)).sum().backward()
+    model.close()
+    _, rule, model = wrapped(address, "int8", share_parameters=False)
+    for _ in range(2):
+        model(torch.ones(1, 40)).sum().backward()
+        rule.zero_grad()
+    model.close()

@@ -4,6 +4,9 @@ A residual changes when it is encoded. What it was before this synchronisation s
 gradient encoded again gives the same bytes; what it was before this step stays until the next one begins, so that a
 step can be undone.
 
+What it was when its parameter was last stepped stays too: a gradient may be thrown away, as that of a GAN's critic is,
+and then it takes nothing with it and leaves nothing.
+
 With SGD what is left out counts by the learning rate of its step: when that changes, it is scaled by old/new.
 """
 
@@ -21,10 +24,12 @@ class _Residual:
 
     def __init__(self, count: int, dtype: Any) -> None:
         self.now = np.zeros(count, dtype)
-        self.base = self.before = self.now
+        self.base = self.before = self.settled = self.now
         self.rate: float | None = None  # by which what is there now counts
         self.base_rate: float | None = None
         self.before_rate: float | None = None
+        self.settled_rate: float | None = None
+        self.is_dropped = False  # the gradient it was last sent with was thrown away
         self.step = self.round = -1  # when it changed last
         self._arrays = [self.now]
 
@@ -32,17 +37,24 @@ class _Residual:
         """Before it changes: what it was stays where it is, and what it becomes gets another place."""
         if self.round == number:
             return
+        if self.is_dropped:
+            self.now, self.rate, self.is_dropped = self.settled, self.settled_rate, False
         if self.step != step:
             self.base, self.base_rate = self.now, self.rate
         self.before, self.before_rate = self.now, self.rate
         self.step, self.round = step, number
-        free = [array for array in self._arrays if array is not self.base and array is not self.before]
+        kept = (self.base, self.before, self.settled)
+        free = [array for array in self._arrays if not any(array is one for one in kept)]
         self.now = free[0] if free else np.empty_like(self.base)
         if not free:
             self._arrays.append(self.now)
 
     def undo(self) -> None:
         self.now, self.rate, self.step = self.base, self.base_rate, -1
+        self.settle()
+
+    def settle(self) -> None:
+        self.settled, self.settled_rate, self.is_dropped = self.now, self.rate, False
 
 
 class Residuals:
@@ -68,6 +80,16 @@ class Residuals:
 
     def stepped(self) -> None:
         self._over = True
+
+    def took(self, name: str) -> None:
+        """A parameter was stepped with what was sent of it."""
+        if name in self._of:
+            self._of[name].settle()
+
+    def dropped(self, name: str) -> None:
+        """It was not, and its gradient is gone: what was left out is what it was when it was last stepped."""
+        if name in self._of:
+            self._of[name].is_dropped = True
 
     def settle(self, *, undone: bool) -> None:
         """Whether the last step counts. It may be asked again, until the next one begins."""
@@ -107,7 +129,10 @@ class Residuals:
 
     def add(self, name: str, other: Array) -> None:
         """What somebody who leaves had left out is left to this one."""
-        self._find(name, other).now += other
+        residual = self._find(name, other)
+        residual.now += other
+        if residual.settled is not residual.now:
+            residual.settled += other
 
     def state(self) -> dict[str, tuple[Array, float | None]]:
         """What is left out of each, and the rate by which that counts, to be kept and put back."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradtide.compress import AUTO
@@ -79,7 +79,8 @@ class Synchroniser:
         return choose_way(self._trained, self._job, self._wishes, self._emit, proven=self._proven)
 
     def _watch(self) -> BackwardHooks:
-        return BackwardHooks(self._trained.parameters, self._weight_now, self._on_gradient, self._on_end)
+        told = self._on_gradient, self._on_end, self._on_adding
+        return BackwardHooks(self._trained.parameters, self._weight_now, *told)
 
     # --- forward and backward ---
 
@@ -98,6 +99,11 @@ class Synchroniser:
     def watch(self, outputs: Any) -> None:
         """What forward returned."""
         self._hooks.watch(outputs)
+
+    def _on_adding(self, index: int, held: Tensor | None) -> None:
+        if self._wishes.compression is not None:
+            over_servers = isinstance(self.way, ServersWay)
+            self._wishes.compression.begins(self._trained.names[index], held, over_servers=over_servers)
 
     def _on_gradient(self, index: int, weight: float) -> None:
         if self._synchronising:
@@ -142,6 +148,8 @@ class Synchroniser:
         self._rounds += 1
         self._forget_given()
         self._hooks.synchronised(self._equal_part())
+        if self._wishes.compression is not None:
+            self._wishes.compression.synchronised(self._trained)
         if self._trial is not None:
             self._trial.synchronised()
 
@@ -259,6 +267,8 @@ class Synchroniser:
 
         def after(optimizer: Any, arguments: Any, options: Any) -> None:
             self._stepped[id(optimizer)] = self._rounds
+            if self._wishes.compression is not None:
+                self._wishes.compression.took(self._trained, optimizer)
             if not self._stepping:
                 self._count_step([optimizer])
                 self._end_step()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradtide.collective import Group
-from gradtide.compress import AUTO, Compress, Form, Residuals
+from gradtide.compress import AUTO, CODECS, Compress, Form, Residuals
 from gradtide.compress.compiled import Array
 from gradtide.errors import ConfigError
 from gradtide.sync.job import Job
@@ -39,6 +39,7 @@ class Compression:
     residuals: Residuals = field(default_factory=Residuals)
     steps: int = 0  # of all workers together
     rounds: int = 0  # synchronisations so far
+    _unstepped: set[str] = field(default_factory=set)  # parameters whose gradient no optimizer has taken yet
     _regrouped: bool = False
     _died: bool = False
     _said: bool = False
@@ -54,6 +55,8 @@ class Compression:
             return
         self._regrouped = False
         self.residuals.settle(undone=job.undone)
+        if job.undone:
+            self._unstepped.clear()
         if self._died:
             self.tell_of_death(job)
 
@@ -95,6 +98,43 @@ class Compression:
                 stacklevel=2,
             )
 
+    # --- gradients that nobody steps with ---
+
+    @property
+    def _leaves_out(self) -> bool:
+        kind = CODECS.get(self.settings.codec)
+        return kind is not None and kind.feedback
+
+    def synchronised(self, trained: Trained) -> None:
+        """Every gradient is that of all workers. One of a parameter that no optimizer has is the user's to take."""
+        if self._leaves_out:
+            named = zip(trained.names, trained.parameters, trained.group_of(), strict=True)
+            self._unstepped |= {
+                n for n, p, group in named if group >= 0 and p.grad is not None and not p.grad.is_sparse
+            }
+
+    def took(self, trained: Trained, optimizer: torch.optim.Optimizer) -> None:
+        if not self._unstepped:
+            return
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for name, parameter in zip(trained.names, trained.parameters, strict=True):
+            if id(parameter) in own and name in self._unstepped:
+                self._unstepped.remove(name)
+                self.residuals.took(name)
+
+    def begins(self, name: str, held: Tensor | None, *, over_servers: bool) -> None:
+        """A backward is about to add to what is `held`. If that is nothing, and no optimizer took what was there, it
+        was thrown away."""
+        if name not in self._unstepped or (held is not None and held.any()):
+            return
+        self._unstepped.remove(name)
+        if over_servers:
+            raise ConfigError(
+                f"the gradient of {name} was dropped without a step (by zero_grad, or GradScaler), but servers keep "
+                f"what {self.settings} left out of it, and would send it later; use int8, or train without servers"
+            )
+        self.residuals.dropped(name)
+
 
 @dataclass(frozen=True, slots=True)
 class BucketPart:
@@ -132,7 +172,9 @@ def working_dtype(parameter: nn.Parameter) -> Any:
 
 
 class ResidualRates:
-    """With SGD what was left out of a step counts by the learning rate of that step."""
+    """With SGD what was left out of a step counts by the learning rate of that step. Not with momentum, which keeps
+    what it is given from one rate to the next: scaled up while the rate falls, it would be far too much when that
+    rises."""
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
@@ -144,10 +186,8 @@ class ResidualRates:
 
     def now(self, indices: Sequence[int]) -> dict[int, float | None]:
         groups = self._trained.groups
-        return {
-            index: None if self._group_of[index] < 0 else float(groups[self._group_of[index]]["lr"])
-            for index in indices
-        }
+        rates = {index: groups[self._group_of[index]] for index in indices if self._group_of[index] >= 0}
+        return {i: None if i not in rates or rates[i]["momentum"] else float(rates[i]["lr"]) for i in indices}
 
 
 def holds_something(state: Mapping[str, Tensor]) -> bool:

@@ -88,18 +88,20 @@ class Smaller:
         rates = self._now.now(range(len(self._trained.names)))
         for index, name in enumerate(self._trained.names):
             key, rate = self._key(name), rates[index]
-            if rate is not None and key in self._keys:
+            if key in self._keys:
                 changes = self._change_rate(key, rate)
                 if changes and led and not self._servers_step:
                     self._store.configure(key, from_round=self._store.step, **changes)
 
-    def _change_rate(self, key: str, rate: float) -> dict[str, Any]:
-        """What servers that average must be told."""
+    def _change_rate(self, key: str, rate: float | None) -> dict[str, Any]:
+        """What servers that average must be told. None: no rate counts."""
         changes: dict[str, Any] = {}
         if (rate == 0.0) != (key in self._resting):
             changes[WHOLE_ROUNDS] = rate == 0.0
             self._resting ^= {key}
-        if rate == 0.0:
+        if rate is None:
+            self._rates.pop(key, None)
+        if not rate:
             return changes
         old, self._rates[key] = self._rates.get(key, rate), rate
         if old == rate:

@@ -32,9 +32,10 @@ class BackwardHooks:
         weight_now: Callable[[], float],
         on_gradient: Callable[[int, float], None],
         on_end: Callable[[bool], None],
+        on_adding: Callable[[int, Tensor | None], None],
     ) -> None:
         self._parameters, self._weight_now = parameters, weight_now
-        self._on_gradient, self._on_end = on_gradient, on_end
+        self._on_gradient, self._on_end, self._on_adding = on_gradient, on_end, on_adding
         self._kept: list[float | None] = [None] * len(parameters)  # the measure of each gradient that is there
         self._task: int | None = None  # autograd's number for the backward that is under way
         self._reached = set[int]()  # to which it has given a gradient
@@ -151,6 +152,7 @@ class BackwardHooks:
 
     def _before(self, index: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         kept, held = self._kept[index], self._parameters[index].grad
+        self._on_adding(index, held)
         self._added |= held is not None
         if kept is None or held is None:
             self._kept[index] = None  # what was there is gone, and its measure with it

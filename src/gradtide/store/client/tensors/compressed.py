@@ -113,8 +113,10 @@ class StoreCompression:
         for i, piece in enumerate(piece_map.layout.pieces):
             spec = specs[piece.key]
             codec = block_codec(spec, piece.count)
-            if codec is not None:
-                made[i] = self._shrink(piece, spec, views[i], weight, round_, codec, flush)
+            adds = spec.update.name == "add"
+            counts = weight if adds or spec.delay is not None or weight <= 0 else 1.0  # a step of its own is one
+            if codec is not None and not (adds and weight < 0):  # what is left out could not be subtracted later
+                made[i] = self._shrink(piece, spec, views[i], counts, round_, codec, flush)
         pieces = piece_map.layout.pieces
         whole = {pieces[i].key for i, shrunk in made.items() if shrunk is None}
         kept = {i: shrunk for i, shrunk in made.items() if shrunk is not None and pieces[i].key not in whole}
