@@ -12,6 +12,7 @@ __all__ = [
     "BatchStarted",
     "CheckpointFailed",
     "CheckpointTaken",
+    "CompressionDecided",
     "Degraded",
     "Emit",
     "EpochDone",
@@ -98,6 +99,13 @@ class SharesChanged(Event):
     who: str  # "worker" or "device"
     samples: list[int]  # of each
     text: str  # who takes what, and why
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionDecided(Event):
+    """What `fit(compress="auto")` has come to: a codec, or none, and why."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,10 @@ from gradtide.store.client.checkpointing import _Collecting
 from gradtide.store.client.operations import Done
 from gradtide.store.client.session import Session
 from gradtide.store.coordinator import assignment, journal
+from gradtide.store.coordinator.admission import Admission
 from gradtide.store.coordinator.journal import Journal, pack
 from gradtide.store.coordinator.membership import Membership, Record
+from gradtide.store.coordinator.tables import Tables
 from gradtide.store.server import server as server_shell
 from gradtide.store.server.server import Server
 from gradtide.store.server.uplink import Uplink
@@ -107,13 +109,13 @@ def a_checkpoint_stays_when_the_one_before_cannot_be_removed(folder: Path) -> No
 
 
 def want_no_more_copies_than_servers_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    deal_first = Membership._deal
+    deal_first = Tables._deal
 
-    def forgetful(self: Membership, servers: list[Join]) -> Any:
+    def forgetful(self: Tables, servers: list[Join]) -> Any:
         few = [msgspec.structs.replace(join, replicas=min(join.replicas, len(servers) - 1)) for join in servers]
         return deal_first(self, few)
 
-    monkeypatch.setattr(Membership, "_deal", forgetful)
+    monkeypatch.setattr(Tables, "_deal", forgetful)
 
 
 def a_server_that_comes_later_gets_the_copies_that_are_wanted(folder: Path) -> None:
@@ -194,7 +196,7 @@ def a_disk_that_takes_a_few_bytes_at_a_time_gets_the_whole_journal_or_keeps_the_
 
 
 def believe_whoever_has_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Membership, "_why_not", lambda *_: "")
+    monkeypatch.setattr(Admission, "why_not", lambda *_, **__: "")
 
 
 def a_second_server_of_a_name_is_refused(folder: Path) -> None:

@@ -236,6 +236,10 @@ SCRIPT = """
         found = {f"{sync} {devices}": train(sync, devices) for sync in ("auto", "ring") for devices in (1, 2)}
         found |= {f"compressed {devices}": train("auto", devices, compress="topk:1") for devices in (1, 2)}
         found["servers 2"] = train(gradtide.Servers("bsp"), 2, fall_behind if current_job().rank else ignore)
+        told = []
+        for sync in ("auto", gradtide.Local(2), gradtide.Servers("bsp", name="auto")):
+            train(sync, 1, told.append, compress="auto")
+        found["told"] = [e.text for e in told if isinstance(e, gradtide.events.CompressionDecided)]
         found["shuffled"] = shuffled()
         torch.save(found, f"found-{current_job().rank}.pt")
 """
@@ -251,6 +255,13 @@ def found(tmp_path_factory):
     code = "import script, torch; torch.save(script.train('auto', 1), 'alone.pt')"
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=60)
     return [torch.load(folder / f"found-{rank}.pt") for rank in range(2)], torch.load(folder / "alone.pt")
+
+
+def test_what_auto_has_come_to_is_told_with_why(found):
+    host = "compress='auto': none, since all workers are on one host, where memory is faster than codecs"
+    for worker in found[0]:
+        assert worker["told"][:2] == [host, host]
+        assert worker["told"][2].startswith("compress='auto': none, since nothing predicts the time of servers")
 
 
 @pytest.mark.parametrize("way", ["auto 1", "auto 2", "ring 1", "ring 2", "compressed 1", "compressed 2", "servers 2"])

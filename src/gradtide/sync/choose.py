@@ -85,6 +85,7 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
     note = ""
     if compression is not None:
         settings, note = decide(compression.settings, trained, job.group)
+        compression.decided = note or f"compress='auto': {settings}"
         if settings is not None:
             reason = f"{describe(settings, trained, job.group)}; then a step on each worker"
             return CompressedReduce(trained, job, settings, compression, reason, emit, overlap=wishes.overlap)
@@ -195,6 +196,7 @@ def _smaller(way: LocalSteps, trained: Trained, job: Job, compression: Compressi
     """With what is compressed where workers meet."""
     if compression is not None:
         settings, note = decide_for_meetings(compression.settings, trained, job)
+        compression.decided = note or f"compress='auto': {settings}"
         if settings is not None:
             way.make_smaller(SmallerChanges(trained, way.room, settings, compression))
         way.reason += f"; {note}" if note else ""

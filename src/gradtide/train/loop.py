@@ -12,7 +12,7 @@ from torch import nn
 
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError, DataError, RolledBack
-from gradtide.events import BatchDone, BatchStarted, Emit, EpochDone, ignore
+from gradtide.events import BatchDone, BatchStarted, CompressionDecided, Emit, EpochDone, ignore
 from gradtide.parallel import (
     Device,
     DeviceBatch,
@@ -95,6 +95,8 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     _check_checkpoints(checkpoints, job)
     if job is not None and timeouts is not None:
         job.wait_as(timeouts)
+    if job is None and smaller is not None and smaller.codec == "auto":
+        emit(CompressionDecided("compress='auto': none, since one process trains alone"))
     everywhere = len(found) * (job.size if job else 1)
     growth = everywhere if scale_batch else 1
     check_options(epochs, scale_batch, lr_scaling)

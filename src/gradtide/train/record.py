@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gradtide.errors import OutputError
-from gradtide.events import BatchDone, EpochDone, Event, SharesChanged
+from gradtide.events import BatchDone, CompressionDecided, EpochDone, Event, SharesChanged
 
 __all__ = ["RunFolder", "draw_curve", "lines_before", "read_metrics"]
 
@@ -53,6 +53,8 @@ class RunFolder:
                 self.write({"run": run, "kind": "batch", "seconds": seconds, **line, "lr": event.lr})
             elif isinstance(event, SharesChanged):
                 self.write({"run": run, "kind": "shares", "seconds": seconds, "step": step, **asdict(event)})
+            elif isinstance(event, CompressionDecided):
+                self.write({"run": run, "kind": "compression", "seconds": seconds, **asdict(event)})
             elif isinstance(event, EpochDone):
                 line = {"epoch": event.epoch, "test_loss": event.test_loss, "test_accuracy": event.test_accuracy}
                 self.write({"run": run, "kind": "epoch", "seconds": seconds, **line})

@@ -11,8 +11,9 @@ from gradtide.schedule.predict.smaller_messages import codec_seconds
 from gradtide.sync.compressed.state import parts_of
 from gradtide.sync.trained import Trained
 
-__all__ = ["decide", "describe"]
+__all__ = ["ONE_WORKER", "decide", "describe"]
 
+ONE_WORKER = "compress='auto': none, since there is one worker, which sends nothing"
 _CANDIDATES = ("int8", "bf16")  # that leave nothing out in the long run, whatever the optimizer
 _WORTH = 0.8  # of the time without
 

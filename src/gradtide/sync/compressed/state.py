@@ -39,6 +39,7 @@ class Compression:
     residuals: Residuals = field(default_factory=Residuals)
     steps: int = 0  # of all workers together
     rounds: int = 0  # synchronisations so far
+    decided: str = ""  # what "auto" has come to
     _unstepped: set[str] = field(default_factory=set)  # parameters whose gradient no optimizer has taken yet
     _regrouped: bool = False
     _died: bool = False

@@ -16,7 +16,7 @@ from gradtide.compress.compiled import Array
 from gradtide.compress.powersgd import PowerSGD
 from gradtide.sync.compressed.factored import FactoredBucket
 from gradtide.sync.compressed.gathered import GatheredBucket
-from gradtide.sync.compressed.predict import decide, describe
+from gradtide.sync.compressed.predict import ONE_WORKER, decide, describe
 from gradtide.sync.compressed.state import Compression, Round, hand_over, parts_of
 from gradtide.sync.job import Job
 from gradtide.sync.local.outer import ChangeRoom
@@ -117,7 +117,7 @@ class SmallerChanges:
 def decide_for_meetings(settings: Compress, trained: Trained, job: Job) -> tuple[Compress | None, str]:
     """What is used, the same on all workers, and why nothing if it is nothing."""
     if job.group is None:
-        return (None, "") if settings.codec == AUTO else (settings, "")
+        return (None, ONE_WORKER) if settings.codec == AUTO else (settings, "")
     if settings.codec == AUTO and job.elastic is not None and not job.group.on_one_host:
         return None, _WHO_COMES_LATER
     return decide(settings, trained, job.group)

@@ -21,7 +21,9 @@ from gradtide.store.wire.messages import KeySpec, UpdateRule
 from gradtide.sync.compressed.state import ResidualRates
 from gradtide.sync.trained import Trained
 
-__all__ = ["Smaller"]
+__all__ = ["AUTO_OVER_SERVERS", "Smaller"]
+
+AUTO_OVER_SERVERS = "compress='auto': none, since nothing predicts the time of servers; name a codec"
 
 
 class Smaller:
@@ -71,7 +73,7 @@ class Smaller:
     def describe(self) -> str:
         """int8 both ways: 20 MB a step instead of 80."""
         if self._auto:
-            return "compress='auto': none, since nothing predicts the time of servers; name a codec"
+            return AUTO_OVER_SERVERS
         if not self:
             return ""
         sent, dense = self.sent_bytes, sum(parameter.nbytes for parameter in self._trained.parameters)

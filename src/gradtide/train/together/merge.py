@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gradtide.events import BatchDone, EpochDone, Event, SharesChanged
+from gradtide.events import BatchDone, CompressionDecided, EpochDone, Event, SharesChanged
 from gradtide.train.meter import Meter, Timed, Totals
 
 __all__ = ["first_s", "merge", "totals_of"]
@@ -43,6 +43,10 @@ def merge(run: str, logs: Mapping[int, Sequence[Timed]]) -> list[dict[str, Any]]
     lines = [_batch(steps[step]) for step in sorted(steps)] + [_epoch(epochs[epoch]) for epoch in sorted(epochs)]
     for rank, log in logs.items():
         lines += _shares(rank, log, began_s, first=rank == min(logs))
+    decided = (
+        [(at_s, event) for at_s, event in logs[min(logs)] if isinstance(event, CompressionDecided)] if logs else []
+    )
+    lines += [{"kind": "compression", "seconds": round(at_s - began_s, 6), **asdict(event)} for at_s, event in decided]
     return [{"run": run, **line} for line in sorted(lines, key=lambda line: line["seconds"])]
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradtide.compress import AUTO
 from gradtide.errors import ConfigError, RolledBack
 from gradtide.even_share import even_share
-from gradtide.events import Emit, Event, ParametersUpdated
+from gradtide.events import CompressionDecided, Emit, Event, ParametersUpdated
 from gradtide.parallel import Device, DeviceBatch, DevicePool, shard, train_part
 from gradtide.parallel.agreed_shares import NOBODY_WAITS, AgreedShares
 from gradtide.parallel.devices.losses import Loss
@@ -19,6 +20,8 @@ from gradtide.store import Store
 from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync import Job, Local, Servers
 from gradtide.sync.choose import Wishes
+from gradtide.sync.compressed.predict import ONE_WORKER
+from gradtide.sync.servers.smaller import AUTO_OVER_SERVERS
 from gradtide.sync.synchroniser import Synchroniser
 from gradtide.sync.trained import find_trained, has_stepped
 from gradtide.train.evaluation import Evaluation, evaluate_replicas
@@ -83,6 +86,9 @@ class RunTogether(Run):
         if isinstance(sync, Local):  # the optimizer's state was made worker 0's, and is each worker's own
             keeper.load_optimizer(self.optimizers[0])
         self.synchroniser.load_state(keeper.sync_state())
+        if wishes.compression is not None and wishes.compression.settings.codec == AUTO:
+            alone = ONE_WORKER if self.synchroniser.way.is_collective else AUTO_OVER_SERVERS
+            self._emit(CompressionDecided(wishes.compression.decided or alone))
         spread_parameters(self.replicas, self.pool)
 
     def finish(self) -> None:
