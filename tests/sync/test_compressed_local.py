@@ -83,7 +83,7 @@ def test_a_loop_of_ones_own_goes_on_with_what_was_left_out(workers, sync, compre
 
 
 @pytest.mark.parametrize("local", [Local(4), Local(3, NESTEROV, after=4)])
-def test_over_servers_the_largest_of_all_values_give_what_whole_changes_give_bit_for_bit(stores, workers, local):
+def test_over_servers_the_largest_of_all_values_give_what_whole_changes_give(stores, workers, local):
     found = []
     for compress in (None, "topk:1"):
         over = replace(local, over=gradtide.Servers("bsp", name=training.new_name()))
