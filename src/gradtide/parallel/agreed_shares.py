@@ -89,7 +89,8 @@ class AgreedShares:
             self._job.stopwatch, self._around = self._around, None
 
     def explain(self) -> str:
-        return self._balance.explain()
+        """Nothing where there is nobody to share with; but others may have ended before this worker."""
+        return self._balance.explain() if self._job.size > 1 or self._balance.measured > 1 else ""
 
 
 def _encode(estimate: Estimate | None) -> torch.Tensor:

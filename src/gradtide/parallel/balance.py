@@ -76,6 +76,11 @@ class Balance:
         self._cut, self.wait = _Cut(costs), self.wait if young else SELDOM // 2
         return then != now
 
+    @property
+    def measured(self) -> int:
+        """How many workers or devices have been compared."""
+        return len(self._estimates)
+
     def explain(self) -> str:
         """Who takes what, and why, in a sentence."""
         if not any(self._estimates):

@@ -149,7 +149,7 @@ class DataParallel(nn.Module):
         links = [group.explain(probe=probe)] if over_links and group is not None else []
         every = self._sync.every if isinstance(self._sync, Local) else None
         pace = self._pace.explain(every) if self._job.size > 1 or every else []
-        shares = [] if self._job.balance is None or self._job.size == 1 else [self._job.balance.explain()]
+        shares = [said] if self._job.balance is not None and (said := self._job.balance.explain()) else []
         return "; ".join([way.reason, *links, *pace, *shares, *self._differences()])
 
     def _differences(self) -> list[str]:

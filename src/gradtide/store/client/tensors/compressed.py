@@ -131,8 +131,6 @@ class StoreCompression:
         gradient = torch.frombuffer(view, dtype=DTYPES[spec.dtype])
         with self._engine.lock:
             before = self.residuals.of((piece.key, piece.block))
-        if spec.delay is None and spec.update.reduce == "mean" and weight > 0:
-            weight = 1.0  # the mean of one, whatever it counts
         who = (round_, self._session.worker) if round_ else (self._session.client, self._count)
         return shrink(gradient, before, weight, codec, draw_of(piece.key, piece.block, *who), flush=flush)
 
