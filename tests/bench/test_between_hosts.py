@@ -15,6 +15,7 @@ def namespaces():
         pytest.skip(str(error))
 
 
+@pytest.mark.slow
 def test_every_contender_is_measured_at_every_operation(namespaces):
     operations = ["all_reduce", "all_to_all"]
     mpis = [mpi for mpi in find_mpi() if mpi.name.startswith("Open MPI")]

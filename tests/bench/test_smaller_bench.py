@@ -141,6 +141,7 @@ def small(codecs):
     return {row.name: row for row in found.rows}
 
 
+@pytest.mark.slow
 def test_a_codec_is_measured_beside_torchs_hooks_and_its_bytes_are_counted(namespaces):
     rows = small("fp16")
     assert rows["fp16"].payload_bytes == pytest.approx(rows["fp16"].formula_bytes, rel=0.01)

@@ -157,7 +157,7 @@ def test_through_drops_duplicates_and_cuts_everything_counts_once_and_resends_ar
         send(engine, instruction)
 
     monkeypatch.setattr(Engine, "_send", record)
-    counts = behind_proxies(forks, tmp_path, lambda address: Work(address, 3, 25).run().check())
+    counts = behind_proxies(forks, tmp_path, lambda address: Work(address, 3, 12).run().check())
     assert len(again) > len(sent) + 5, "some were sent again"
     assert counts["dropped"] > 5
     assert counts["cut"] > 0

@@ -127,7 +127,11 @@ def seen(folder):
 
 
 @pytest.mark.parametrize(
-    "how", [("--workers", "2"), ("--workers", "2", "--servers", "2")], ids=["collective", "servers"]
+    "how",
+    [
+        pytest.param(("--workers", "2"), id="collective", marks=pytest.mark.slow),
+        pytest.param(("--workers", "2", "--servers", "2"), id="servers"),
+    ],
 )
 def test_workers_go_on_bit_for_bit_and_the_command_keeps_one_record(tmp_path, how):
     """The run took a checkpoint at step 4 of 6; going on from there, it must do the same again."""
