@@ -8,12 +8,15 @@ import contextlib
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
-from typing import Self
+from typing import Any, Self
 
+from gradtide.store.local.forkserver import Command
+from gradtide.store.local.roles import Role
 from gradtide.transport.frames import HEADER, Kind
 
-__all__ = ["Proxy", "Weather"]
+__all__ = ["Proxy", "Weather", "behind_proxies"]
 
 ALONE = (Kind.CREDIT, Kind.PING, Kind.PONG)
 
@@ -136,3 +139,27 @@ async def _message(reader: asyncio.StreamReader) -> bytes:
         frames.append(head + await reader.readexactly(meta_bytes + body_bytes))
         if kind in (Kind.MESSAGE, Kind.BODY, *ALONE):
             return b"".join(frames)
+
+
+def behind_proxies(forks: Any, folder: Path, weather: Weather, use: Callable[[str], None]) -> dict[str, int]:
+    """A store of two servers in this weather, for as long as `use` is busy with it; what was done to its messages."""
+    folder.chmod(0o700)
+    coordinator = f"unix:{folder}/coordinator"
+    roles = [Role(role="coordinator", name="coordinator", address=coordinator)]
+    roles += [
+        Role(
+            role="server", name=f"server-{i}", address=f"unix:{folder}/server-{i}",
+            advertise=f"unix:{folder}/proxy-{i}", coordinator=coordinator, expected=2,
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    with (
+        Proxy(f"{folder}/proxy-0", f"{folder}/server-0", weather, seed=1) as first,
+        Proxy(f"{folder}/proxy-1", f"{folder}/server-1", weather, seed=2) as second,
+    ):
+        forks.ask(Command("start", str(folder), tuple(roles)))
+        try:
+            use(coordinator)
+        finally:
+            forks.ask(Command("stop", str(folder)))
+    return {what: first.counts[what] + second.counts[what] for what in first.counts}

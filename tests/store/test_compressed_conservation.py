@@ -5,14 +5,12 @@ import threading
 
 import pytest
 import torch
-from proxy import Proxy, Weather
+from proxy import Weather, behind_proxies
 from safetensors.torch import load_file
 from store_processes import Killer
 
 import gradtide
 from gradtide.store.client.engine import Engine
-from gradtide.store.local.forkserver import Command
-from gradtide.store.local.roles import Role
 from gradtide.timeouts import Timeouts
 
 COUNT = 700
@@ -119,29 +117,6 @@ class Work:
         assert all(torch.equal(a, b) for other in values for a, b in zip(values[0], other, strict=True))
 
 
-def behind_proxies(forks, folder, use):
-    folder.chmod(0o700)
-    coordinator = f"unix:{folder}/coordinator"
-    roles = [Role(role="coordinator", name="coordinator", address=coordinator)]
-    roles += [
-        Role(
-            role="server", name=f"server-{i}", address=f"unix:{folder}/server-{i}",
-            advertise=f"unix:{folder}/proxy-{i}", coordinator=coordinator, expected=2,
-        )
-        for i in range(2)
-    ]  # fmt: skip
-    with (
-        Proxy(f"{folder}/proxy-0", f"{folder}/server-0", WEATHER, seed=1) as first,
-        Proxy(f"{folder}/proxy-1", f"{folder}/server-1", WEATHER, seed=2) as second,
-    ):
-        forks.ask(Command("start", str(folder), tuple(roles)))
-        try:
-            use(coordinator)
-        finally:
-            forks.ask(Command("stop", str(folder)))
-        return {what: first.counts[what] + second.counts[what] for what in first.counts}
-
-
 def test_through_drops_duplicates_and_cuts_everything_counts_once_and_resends_are_the_same_bytes(
     forks, tmp_path, monkeypatch
 ):
@@ -157,7 +132,7 @@ def test_through_drops_duplicates_and_cuts_everything_counts_once_and_resends_ar
         send(engine, instruction)
 
     monkeypatch.setattr(Engine, "_send", record)
-    counts = behind_proxies(forks, tmp_path, lambda address: Work(address, 3, 12).run().check())
+    counts = behind_proxies(forks, tmp_path, WEATHER, lambda address: Work(address, 3, 12).run().check())
     assert len(again) > len(sent) + 5, "some were sent again"
     assert counts["dropped"] > 5
     assert counts["cut"] > 0

@@ -4,11 +4,9 @@ import threading
 
 import pytest
 import torch
-from proxy import Proxy, Weather
+from proxy import Weather, behind_proxies
 
 import gradtide
-from gradtide.store.local.forkserver import Command
-from gradtide.store.local.roles import Role
 from gradtide.timeouts import Timeouts
 
 CLIENTS = 8
@@ -18,27 +16,9 @@ WEATHER = Weather(drop_answers=0.3, duplicate=0.1, delay=0.02, cut=0.002)
 
 
 def push_through(forks, folder, pushes):
-    folder.chmod(0o700)
-    coordinator = f"unix:{folder}/coordinator"
-    roles = [Role(role="coordinator", name="coordinator", address=coordinator)]
-    roles += [
-        Role(
-            role="server", name=f"server-{i}", address=f"unix:{folder}/server-{i}",
-            advertise=f"unix:{folder}/proxy-{i}", coordinator=coordinator, expected=2,
-        )
-        for i in range(2)
-    ]  # fmt: skip
-    with (
-        Proxy(f"{folder}/proxy-0", f"{folder}/server-0", WEATHER, seed=1) as first,
-        Proxy(f"{folder}/proxy-1", f"{folder}/server-1", WEATHER, seed=2) as second,
-    ):
-        forks.ask(Command("start", str(folder), tuple(roles)))
-        try:
-            total = _push_all(coordinator, pushes)
-        finally:
-            forks.ask(Command("stop", str(folder)))
-    counts = {what: first.counts[what] + second.counts[what] for what in first.counts}
-    return total, counts
+    totals = []
+    counts = behind_proxies(forks, folder, WEATHER, lambda address: totals.append(_push_all(address, pushes)))
+    return totals[0], counts
 
 
 def _push_all(address, pushes):

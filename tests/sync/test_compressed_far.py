@@ -1,27 +1,15 @@
 """Compressed gradients between two hosts: network namespaces, one slow wire."""
 
-from contextlib import ExitStack
-
 import compressing
 import pytest
 import torch
-from ranks import Ranks, move
-
-from gradtide.errors import ConfigError
-from gradtide.testing import hosts
+from far import far_ranks
 
 
 @pytest.fixture(scope="module")
 def far():
-    """Two ranks of a job that a launcher started, on a host each."""
-    with ExitStack() as stack:
-        try:
-            inside = stack.enter_context(hosts.two_hosts("40mbit"))
-        except ConfigError as error:
-            pytest.skip(str(error))
-        started = Ranks(2)
-        stack.callback(started.close)
-        started.run(move, 2, [command[-1] for command in inside])
+    """Two ranks, on a host each."""
+    with far_ranks(2, "40mbit") as started:
         yield started
 
 

@@ -1,16 +1,12 @@
 """Programs of PyTorch users on two hosts: network namespaces, two workers on each, by ring and over links."""
 
-from contextlib import ExitStack
-
 import local_inside
 import programs
 import pytest
-from ranks import Ranks, move
+from far import far_ranks
 from test_true_to_pytorch import check
 
-from gradtide.errors import ConfigError
 from gradtide.sync import Local
-from gradtide.testing import hosts
 
 TRIED = {
     **dict.fromkeys(["clip_norm", "masked", "scaler", "uneven_micro_batches", "two_backwards", "gradient_penalty"]),
@@ -22,15 +18,8 @@ TRIED = {
 
 @pytest.fixture(scope="module")
 def far():
-    """Four ranks of a job that a launcher started: 0 and 1 on one host, 2 and 3 on the other."""
-    with ExitStack() as stack:
-        try:
-            inside = stack.enter_context(hosts.two_hosts("1gbit"))
-        except ConfigError as error:
-            pytest.skip(str(error))
-        started = Ranks(4)
-        stack.callback(started.close)
-        started.run(move, 4, [command[-1] for command in inside])
+    """Four ranks: 0 and 1 on one host, 2 and 3 on the other."""
+    with far_ranks(4, "1gbit") as started:
         yield started
 
 
