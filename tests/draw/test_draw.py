@@ -9,11 +9,13 @@ from gradtide.draw import draw_sizes, draw_topology
 from gradtide.draw.curves import between
 from gradtide.draw.layout import lay_out
 from gradtide.draw.sizes import winning_regions
+from gradtide.draw.topology import is_cluster
 from gradtide.errors import OutputError, ScheduleError
 from gradtide.topology.model import Link, Node, NodeKind, Topology
 from gradtide.topology.presets import PRESETS, preset
 
-NAMES = [*(known.example for known in PRESETS), "ring:2", "ring:3", "star:2", "star:40", "ring:40",
+WHOLE = [known.example for known in PRESETS if not is_cluster(preset(known.example))]
+NAMES = [*WHOLE, "ring:2", "ring:3", "star:2", "star:40", "ring:40",
          "ethernet-cluster:1x2@10", "ethernet-cluster:8x1@10", "ethernet-cluster:3x2@10",
          "ethernet-cluster:16x8@100"]  # fmt: skip
 
@@ -50,7 +52,7 @@ def test_no_two_boxes_and_no_two_machines_overlap(topology):
         assert a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2]
 
 
-@pytest.mark.parametrize("name", [known.example for known in PRESETS])
+@pytest.mark.parametrize("name", WHOLE)
 def test_no_link_of_a_preset_passes_under_the_box_of_another_node(name):
     topology = preset(name)
     layout = lay_out(topology)
@@ -85,11 +87,6 @@ def test_equal_pictures_have_equal_bytes_and_png_is_drawn_too(tmp_path):
         draw_topology(preset("ring:4"), tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_a_picture_that_nobody_could_read_is_refused(tmp_path):
-    with pytest.raises(OutputError, match="1,000 nodes; a picture holds 400; draw a smaller topology"):
-        draw_topology(preset("ring:1000"), tmp_path / "it.svg")
 
 
 def test_wrong_outputs_and_wrong_traffic_are_refused(tmp_path):

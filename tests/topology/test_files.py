@@ -163,3 +163,9 @@ def test_names_resolve_to_presets_and_paths_to_files(tmp_path, monkeypatch):
         topology_named("a\0/b.toml")
     with pytest.raises(OutputError, match="can't write"):
         write_topology(preset("ring:2"), tmp_path / "no" / "such.toml")
+
+
+def test_a_file_that_would_not_be_read_back_is_not_written(tmp_path):
+    with pytest.raises(OutputError, match=r"describe it by counts, with \[\[hosts\]\]"):
+        write_topology(preset("superpod:700"), tmp_path / "large.toml")
+    assert not list(tmp_path.iterdir())

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradtide.errors import TopologyError
+from gradtide.topology.formats.host_texts import parse_host_list
 from gradtide.topology.formats.nvidia_smi import parse_nvidia_smi
+from gradtide.topology.formats.slurm import parse_slurm
 from gradtide.topology.formats.toml_file import format_toml, parse_toml
 from gradtide.topology.presets import preset
 
@@ -52,6 +54,43 @@ def test_a_mangled_toml_file_is_read_or_refused_in_one_line(changes):
 @given(st.lists(edits, min_size=1, max_size=4))
 def test_a_mangled_matrix_is_read_or_refused_in_one_line(changes):
     check_refusal(refusal(lambda: parse_nvidia_smi(mangled(MATRIX, changes), "topo.txt", "box")), "topo.txt")
+
+
+CLUSTER = """[[hosts]]
+count = 6
+kind = "dgx-a100"
+nics = 4
+nic = "100 Gbit/s"
+[fabric]
+hosts_per_leaf = 2
+rails = true
+spines = 2
+oversubscription = 2
+[[override]]
+name = "host3.nic0"
+times = 0.1
+"""
+SLURM = "SwitchName=s0 Nodes=n[0-3],m LinkSpeed=200\nSwitchName=s1 Nodes=n[4-7]\nSwitchName=top Switches=s[0-1]\n"
+HOSTS = "node[00-03] topo.txt 200 Gbit/s  # four\nlogin topo.txt\n"
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(st.lists(edits, min_size=1, max_size=4))
+def test_a_mangled_cluster_is_read_or_refused_in_one_line(changes):
+    check_refusal(refusal(lambda: parse_toml(mangled(CLUSTER, changes), "box.toml", "box")), "box.toml")
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(st.lists(edits, min_size=1, max_size=4))
+def test_a_mangled_topology_conf_is_read_or_refused_in_one_line(changes):
+    check_refusal(refusal(lambda: parse_slurm(mangled(SLURM, changes), "topology.conf", "it")), "topology.conf")
+
+
+@settings(derandomize=True, max_examples=50, deadline=None)
+@given(st.lists(edits, min_size=1, max_size=4))
+def test_a_mangled_list_of_hosts_is_read_or_refused_in_one_line(changes):
+    text = mangled(HOSTS, changes)
+    check_refusal(refusal(lambda: parse_host_list(text, "hosts.list", "it", lambda file: MATRIX)), "hosts.list")
 
 
 @pytest.mark.parametrize(

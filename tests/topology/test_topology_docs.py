@@ -1,6 +1,7 @@
 import re
 from pathlib import Path
 
+from gradtide.topology.formats.slurm import parse_slurm
 from gradtide.topology.formats.toml_file import parse_toml
 from gradtide.topology.presets import PRESETS
 
@@ -14,6 +15,20 @@ def test_the_file_in_the_docs_is_a_topology():
     assert len(topology.nodes) == 5
     assert len(topology.links) == 8
     assert {link.wire for link in topology.links} == {"", "old-bus"}
+
+
+def test_the_cluster_in_the_docs_is_a_topology():
+    start = PAGE.index('    name = "two-generations"')
+    block = PAGE[start : PAGE.index("\n- Nodes are called")]
+    topology = parse_toml(re.sub(r"(?m)^    ", "", block), "docs", "")
+    assert sum(node.kind == "device" for node in topology.nodes) == 256
+    assert {link.bytes_per_s for link in topology.links if link.source == "host3.nic0"} == {5e9, 6.4e9}
+
+
+def test_slurms_file_in_the_docs_is_a_topology():
+    start = PAGE.index("    SwitchName=s0")
+    block = PAGE[start : PAGE.index("\nIt says nothing of what a node is")]
+    assert len(parse_slurm(re.sub(r"(?m)^    ", "", block), "docs", "it").nodes) == 32 * 2 + 3
 
 
 def test_the_docs_name_every_preset():

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradtide.cli.help import Commands
 from gradtide.cli.table import print_table
 
 if TYPE_CHECKING:
@@ -14,11 +15,17 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(help="List, show, check and measure topologies.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    cls=Commands, help="List, show, check and measure topologies.", no_args_is_help=True, rich_markup_mode=None
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Nvlink = Annotated[str, typer.Option(help="One NVLink's bandwidth a direction, for nvidia-smi text.")]
 Pcie = Annotated[str, typer.Option(help="A PCIe port's bandwidth a direction, for nvidia-smi text.")]
+
+
+HostKind = Annotated[str | None, typer.Option(help="What the hosts of Slurm's topology.conf are: dgx-h100, …")]
+MOST_SHOWN = 64  # devices: beyond that a table by kinds says more than a row for each node
 
 
 @app.command("list")
@@ -39,43 +46,50 @@ def list_presets(as_json: Json = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A preset, a TOML file, or saved `nvidia-smi topo -m` output.")],
+    name: Annotated[
+        str, typer.Argument(help="A preset, a TOML file, saved `nvidia-smi topo -m` output, Slurm's topology.conf, …")
+    ],
     as_json: Json = False,
     toml: Annotated[bool, typer.Option("--toml", help="Print the TOML file that describes it.")] = False,
     draw: Annotated[Path | None, typer.Option(help="Draw it to this .svg, .png or .pdf file.")] = None,
     nvlink: Nvlink = "25 GB/s",
     pcie: Pcie = "16 GB/s",
+    host_kind: HostKind = None,
+    every: Annotated[bool, typer.Option("--all", help="Every node and link, however many there are.")] = False,
 ) -> None:
-    """The nodes and links of a topology."""
+    """The nodes and links of a topology; those of a large cluster by kinds, with counts."""
     from gradtide.errors import ConfigError
     from gradtide.topology.files import topology_named
 
     if as_json and toml:
         raise ConfigError("give --json or --toml, not both")
-    topology = topology_named(name, _rates(nvlink, pcie))
+    topology = topology_named(name, _rates(nvlink, pcie), host_kind)
     if draw:
         from gradtide.draw import draw_topology
 
         draw_topology(topology, draw)
     if toml:
-        from gradtide.topology.formats.toml_file import format_toml
+        from gradtide.topology.files import toml_of
 
-        typer.echo(format_toml(topology), nl=False)
+        typer.echo(toml_of(topology), nl=False)
     elif as_json:
         typer.echo(json.dumps(_as_json(topology), indent=2))
+    elif not every and _counts(topology)["device"] > MOST_SHOWN:
+        _print_kinds(topology)
     else:
         _print_topology(topology)
 
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="A TOML file, or saved `nvidia-smi topo -m` output.")],
+    file: Annotated[Path, typer.Argument(help="A TOML file, saved `nvidia-smi topo -m` output, topology.conf, …")],
     as_json: Json = False,
+    host_kind: HostKind = None,
 ) -> None:
     """Whether a file describes a topology; the first mistake is named with its line and field."""
     from gradtide.topology.files import read_topology
 
-    topology = read_topology(file)
+    topology = read_topology(file, host_kind=host_kind)
     counts = _counts(topology)
     if as_json:
         typer.echo(json.dumps({"file": str(file), "name": topology.name, "links": len(topology.links), **counts}))
@@ -118,7 +132,11 @@ def probe(
 def _probe_job(seconds: float) -> "Topology | None":
     """Every rank takes part; the first one gets the result to show."""
     from gradtide.collective import Group
+    from gradtide.environment import read_environment
+    from gradtide.errors import ConfigError
 
+    if read_environment().launch is None:
+        raise ConfigError("RANK is not set; start with torchrun, or use Group.join(name, rank, size)")
     with Group.from_environment() as group:
         topology = group.probe(seconds)
         return topology if group.rank == 0 else None
@@ -163,14 +181,35 @@ def _print_topology(topology: "Topology") -> None:
     print_table(headings[:shown], [row[:shown] for row in rows])
 
 
+def _print_kinds(topology: "Topology") -> None:
+    """Nodes and wires by kinds: 256 GPUs are one row."""
+    from collections import Counter
+
+    from gradtide.topology.kinds import name_kind, wire_kind
+    from gradtide.topology.units import format_bytes_per_s, format_seconds
+
+    machines = {node.machine for node in topology.nodes if node.machine}
+    typer.echo(f"{topology.name}: {len(machines):,} machines; --all shows every node and link")
+    nodes = Counter((name_kind(node.name), str(node.kind)) for node in topology.nodes)
+    print_table(("nodes", "kind", "how many"), [[name, kind, f"{count:,}"] for (name, kind), count in nodes.items()])
+    typer.echo()
+    wires = Counter((wire_kind(link), link.count, link.bytes_per_s, link.latency_s) for link in topology.links)
+    rows = []
+    for (kind, count, rate, latency_s), many in wires.items():
+        times = f"{count} × " if count > 1 else ""
+        rows.append([kind, f"{times}{format_bytes_per_s(rate)}", format_seconds(latency_s), f"{many:,}"])
+    print_table(("one-way links", "bandwidth", "latency", "how many"), rows)
+
+
 def _paired(topology: "Topology") -> list[tuple[Any, str]]:
     """Each link with its arrow; two that differ in nothing but their direction are one row."""
     from dataclasses import replace
 
     left = dict.fromkeys(topology.links)
     rows = []
-    while left:
-        link = next(iter(left))
+    for link in topology.links:
+        if link not in left:
+            continue  # the way back of one before
         del left[link]
         back = replace(link, source=link.target, target=link.source)
         rows.append((link, "↔" if back in left else "→"))

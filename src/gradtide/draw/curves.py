@@ -1,18 +1,37 @@
 """The way a link takes across a drawing: straight where nothing is in between, else around it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gradtide.draw.layout import Box
+from gradtide.draw.layout import Box, NodeLayout
 
-__all__ = ["Points", "between", "shifted"]
+__all__ = ["Points", "between", "lines_of", "shifted"]
 
 Points = NDArray[np.float64]  # (n, 2), in inches
 CLEAR = 0.07  # inches kept from the boxes of others
 BENDS = (0.0, *(side * bend for bend in (0.1, 0.15, 0.2, 0.27, 0.34, 0.42, 0.5, 0.6, 0.8, 1.1) for side in (1, -1)))
+DEEPER = (1.0, 1.4, 2.0, 3.0)
 STEPS = np.linspace(0.0, 1.0, 121)[:, None]
+
+
+def lines_of(
+    layout: NodeLayout, pairs: Iterable[tuple[str, str]], devices: Collection[str]
+) -> dict[tuple[str, str], Points]:
+    """The line of each pair that is wired. In tiers, devices of a row are wired on its free side, and so are machines
+    whose NICs stand in a row: such a line crosses no frame."""
+    boxes, lines = layout.boxes, {}
+    home = {name: machine for machine, names in layout.machines.items() for name in names}
+    middle = (min(box.y for box in boxes.values()) + max(box.y for box in boxes.values())) / 2
+    for a, b in pairs:
+        others = [box for name, box in boxes.items() if name not in (a, b)]
+        level = layout.tiered and boxes[a].y == boxes[b].y
+        if level and ((a in devices and b in devices) or home.get(a) != home.get(b)):
+            lines[a, b] = _arc(boxes[a], boxes[b], others, boxes[a].y >= middle)
+        else:
+            lines[a, b] = between(boxes[a], boxes[b], others, layout.tiered, layout.core)
+    return lines
 
 
 def between(a: Box, b: Box, others: Collection[Box], tiered: bool = False, core: float = 0.0) -> Points:
@@ -30,6 +49,22 @@ def between(a: Box, b: Box, others: Collection[Box], tiered: bool = False, core:
         if not crosses and not _hits(curve, corners):
             return curve
     return _outside(_bent(start, end, 0.0), a, b)
+
+
+def _arc(a: Box, b: Box, others: Collection[Box], up: bool) -> Points:
+    """Between two boxes of a row, from the tops of both over what stands between them (or below it). The nearer the
+    other, the nearer its side: so arcs over each other don't cross."""
+    corners, sign, apart = _corners(others), 1 if up else -1, abs(b.x - a.x)
+    left, right = (a, b) if a.x < b.x else (b, a)
+    near = 0.4 / (1 + 0.4 * max(0.0, apart - (a.width + b.width) / 2))
+    start = np.array([left.x + near * left.width, left.y + sign * left.height / 2])
+    end = np.array([right.x - near * right.width, right.y + sign * right.height / 2])
+    for deeper in DEEPER:
+        aside = np.array([0.0, sign * deeper * (0.12 + 0.19 * apart) / 0.75])
+        curve = _cubic(start, start + aside, end + aside, end)
+        if not _hits(curve, corners):
+            break
+    return curve if left is a else curve[::-1]
 
 
 def _ports(a: Box, b: Box) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -55,9 +90,12 @@ def _bent(first: tuple[float, float], last: tuple[float, float], bend: float) ->
     start, end = np.array(first), np.array(last)
     along = end - start
     aside = np.array([-along[1], along[0]]) * bend / 0.75
-    controls = start + 0.15 * along + aside, end - 0.15 * along + aside
+    return _cubic(start, start + 0.15 * along + aside, end - 0.15 * along + aside, end)
+
+
+def _cubic(start: Points, first: Points, last: Points, end: Points) -> Points:
     t, u = STEPS, 1 - STEPS
-    curve: Points = u**3 * start + 3 * u**2 * t * controls[0] + 3 * u * t**2 * controls[1] + t**3 * end
+    curve: Points = u**3 * start + 3 * u**2 * t * first + 3 * u * t**2 * last + t**3 * end
     return curve
 
 

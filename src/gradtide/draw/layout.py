@@ -1,4 +1,7 @@
-"""Where each node of a drawing goes, in inches: a circle, a wheel around a hub, tiers, or a circle and tiers."""
+"""Where each node of a drawing goes, in inches: a circle, a wheel around a hub, tiers, or a circle and tiers.
+
+Several machines are always tiers, side by side: wires between two devices of a row then go in arcs on its free side.
+"""
 
 import math
 from collections import defaultdict
@@ -6,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gradtide.topology.model import Node, NodeKind, Topology
 
-__all__ = ["Box", "NodeLayout", "lay_out"]
+__all__ = ["GAP", "Box", "NodeLayout", "box_width", "lay_out"]
 
 HEIGHT = 0.34  # of a box
 GAP = 0.16  # between boxes that stand side by side
@@ -45,19 +48,24 @@ def lay_out(topology: Topology) -> NodeLayout:
         graph[link.source].add(link.target)
         graph[link.target].add(link.source)
     texts, machines = _texts(topology), _machines(topology)
-    widths = {name: _width(text) for name, text in texts.items()}
+    widths = {name: box_width(text) for name, text in texts.items()}
     devices = [node.name for node in topology.nodes if node.kind is NodeKind.DEVICE]
     others = [node.name for node in topology.nodes if node.kind is not NodeKind.DEVICE]
     meshed = any(graph[name] & set(devices) for name in devices)
     core, hub, tiered = 0.0, 0.0, False
-    if not others:
+    centre = _centre(devices, graph)
+    if not others and centre:
+        places = _circle([name for name in devices if name != centre], max(*widths.values(), 1.1)) | {
+            centre: (0.0, 0.0)
+        }
+    elif not others:
         mesh = len(topology.links) > 2 * len(devices)  # chords need more room than a ring
         places = _circle(devices, max(*widths.values(), 1.4 if mesh else 0.0))
     elif len(others) == 1 and not meshed and len(devices) > 2:
         places = _circle(devices, max(*widths.values(), 1.1)) | {others[0]: (0.0, 0.0)}
         hub = 0.5 * max(math.hypot(x, y) for x, y in places.values())  # a large hub keeps its links apart
         widths[others[0]] = max(widths[others[0]], hub)
-    elif meshed:
+    elif meshed and not machines:
         places, core = _ringed(devices, others, graph, max(widths.values()))
     else:
         tiered, places = True, _two_storeys(topology, graph, widths)
@@ -68,7 +76,13 @@ def lay_out(topology: Topology) -> NodeLayout:
     return NodeLayout(boxes, machines, tiered, core)
 
 
-def _width(text: str) -> float:
+def _centre(devices: list[str], graph: Graph) -> str:
+    """The device that all others are wired to and to nobody else, if there is one and they are many."""
+    hub = next((name for name in devices if len(graph[name]) == len(devices) - 1), "")
+    return hub if len(devices) > 3 and all(graph[name] == {hub} for name in devices if name != hub) else ""
+
+
+def box_width(text: str) -> float:
     return max(0.34, len(text) * LETTER + 0.14)
 
 

@@ -1,5 +1,6 @@
 """The plot that shows which strategy wins from which size on."""
 
+import colorsys
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from gradtide.draw.save import save
 from gradtide.errors import ScheduleError
+from gradtide.extras import require
 from gradtide.topology.units import format_seconds, format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Region", "draw_sizes", "winning_regions"]
+__all__ = ["Region", "colour_of", "draw_sizes", "winning_regions"]
 
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17a2a2", "#8c564b", "#e377c2")
 DASHES = ((0, ()), (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
@@ -80,6 +82,7 @@ def draw_sizes(
     `seconds[name][i]` belongs to `sizes[i]`; nan or inf where a strategy does not apply. The winners' regions stand
     on top, the lower bound (if given) is dashed.
     """
+    require("plot", "drawing")
     from matplotlib.figure import Figure
 
     _check(sizes, seconds, bound_seconds)
@@ -110,14 +113,25 @@ def _check(
             raise ScheduleError(f"{name} has {len(times)} times for {len(sizes)} sizes; give one for each")
 
 
+def colour_of(number: int) -> str:
+    """No two alike: after the first ones, hues between them (a golden angle apart), darker and paler in turn."""
+    if number < len(COLOURS):
+        return COLOURS[number]
+    beyond = number - len(COLOURS)
+    rgb = colorsys.hls_to_rgb(
+        (0.12 + beyond * 0.618034) % 1.0, 0.33 if beyond % 2 else 0.52, 0.75 if beyond % 2 else 0.45
+    )
+    return "#" + "".join(f"{round(255 * part):02x}" for part in rgb)
+
+
 def _styles(seconds: Mapping[str, Sequence[float]], winners: set[str]) -> dict[str, dict[str, Any]]:
     """Winners thick and solid; the others thin, told apart by colour and dashes."""
     styles: dict[str, dict[str, Any]] = {}
     ordered = [n for n in seconds if n in winners] + [n for n in seconds if n not in winners]
     for i, name in enumerate(ordered):
-        colour, dashes = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
+        dashes = DASHES[i // len(COLOURS) % len(DASHES)]
         won = name in winners
-        styles[name] = {"color": colour, "lw": 2.6 if won else 1.2, "alpha": 1.0 if won else 0.8}
+        styles[name] = {"color": colour_of(i), "lw": 2.6 if won else 1.2, "alpha": 1.0 if won else 0.8}
         styles[name] |= {"linestyle": (0, ()) if won else DASHES[max(1, DASHES.index(dashes))]}
         styles[name] |= {"zorder": 3 if won else 2}
     return styles

@@ -1,134 +1,108 @@
 """A topology with the traffic on its links."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradtide.draw.curves import Points, between, shifted
+from gradtide.draw.cluster import draw_cluster
+from gradtide.draw.curves import Points, lines_of, shifted
 from gradtide.draw.layout import Box, NodeLayout, lay_out
 from gradtide.draw.save import save
-from gradtide.errors import OutputError, ScheduleError
+from gradtide.draw.strokes import (
+    EDGE,
+    FILL,
+    TYPE,
+    Pair,
+    Stroke,
+    busiest_text,
+    busy_seconds,
+    by_bandwidth,
+    by_traffic,
+    draw_legend,
+    kind_handles,
+    pair_rates,
+)
+from gradtide.extras import require
 from gradtide.topology.model import NodeKind, Topology
-from gradtide.topology.units import format_bytes_per_s, format_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_topology"]
+__all__ = ["draw_topology", "is_cluster"]
 
-Pair = tuple[str, str]
-
-FILL = {NodeKind.DEVICE: "#d7ead0", NodeKind.HOST: "#cfe0f5", NodeKind.SWITCH: "#e4e4e4", NodeKind.NIC: "#f7e6c4"}
-EDGE = {NodeKind.DEVICE: "#3c7a2c", NodeKind.HOST: "#2b5f9e", NodeKind.SWITCH: "#666666", NodeKind.NIC: "#a87a1c"}
-KIND = {NodeKind.DEVICE: "device", NodeKind.HOST: "host", NodeKind.SWITCH: "switch", NodeKind.NIC: "NIC"}
-
-# Shares of the busiest link's time, from idle to busiest: colour and width in points. Dark means busy, also in grey.
-BINS = (
-    (0.0, "idle", "#c9c9c9", 0.8),
-    (0.25, "up to 25 %", "#f2b34c", 1.2),
-    (0.5, "up to 50 %", "#ea7a28", 1.7),
-    (0.75, "up to 75 %", "#cc3f22", 2.2),
-    (0.999, "up to 100 %", "#9e1b32", 2.7),
-    (float("inf"), "busiest", "#4d0a2a", 3.3),
-)
-CLASSES = ("#33475b", "#b5651d", "#6a3d9a", "#1b7a7a", "#8a1c4a", "#5b6d00")
-TYPE = "DejaVu Sans"
-MOST_NODES = 400  # beyond that nobody can read it
-
-
-@dataclass(frozen=True, slots=True)
-class Stroke:
-    """How one direction between two nodes is drawn."""
-
-    colour: str
-    points: float
+MOST_DEVICES = 32  # of several machines on one switch; beyond that a machine of each kind is drawn, and how many
+FEW_DEVICES = 8  # the same where a fabric of several switches joins them
+MOST_NODES = 100  # of one machine; beyond that one device and what it is wired to
 
 
 def draw_topology(
-    topology: Topology, path: Path, loads: Mapping[Pair, float] | None = None, title: str = "", note: str = ""
+    topology: Topology,
+    path: Path,
+    loads: Mapping[Pair, float] | None = None,
+    title: str = "",
+    note: str = "",
+    *,
+    rated: bool = True,
 ) -> None:
     """Draws the topology to an .svg, .png or .pdf file.
 
     `loads` gives the bytes that go from a node to its neighbour; links are then coloured by how long they are busy
     (bytes / bandwidth) compared with the busiest, which is named. Without it, links are coloured by bandwidth.
-    `title` stands on top (the topology's name where it is empty), `note` below it.
+    Where bandwidths are not known (`rated=False`, all alike) bytes are compared, and no time is named.
+    `title` stands on top (the topology's name where it is empty), `note` below it. Of a large cluster a machine of
+    each kind is drawn whole, some switches of each tier, and how many there are of each.
     """
-    if len(topology.nodes) > MOST_NODES:
-        text = f"{topology.name} has {len(topology.nodes):,} nodes; a picture holds {MOST_NODES}"
-        raise OutputError(f"{text}; draw a smaller topology of the same shape")
-    rates = _rates(topology)
+    require("plot", "drawing")
+    rates = pair_rates(topology)
     lines = [note] if note else []
     if loads is None:
-        strokes, legend = _by_bandwidth(topology)
+        strokes, legend = by_bandwidth(topology)
     else:
-        busy_s = _busy_seconds(loads, rates)
-        strokes, legend = _by_traffic(busy_s, rates)
-        lines += _busiest_text(busy_s, loads)
+        busy_s = busy_seconds(loads, rates)
+        strokes, legend = by_traffic(busy_s, rates)
+        lines += busiest_text(busy_s, loads) if rated else []
+    what = "time a link is busy" if rated else "bytes over a link"
+    caption = "bandwidth a direction" if loads is None else f"{what}, compared with the busiest"
+    if is_cluster(topology):
+        draw_cluster(topology, path, strokes, (caption, legend), (title or topology.name, lines))
+        return
+    if len(topology.nodes) > MOST_NODES:
+        topology, text = _neighbourhood(topology)
+        strokes = {pair: stroke for pair, stroke in strokes.items() if set(pair) <= {n.name for n in topology.nodes}}
+        lines.append(text)
     layout = lay_out(topology)
-    curves = _curves(layout, strokes)
+    devices = {node.name for node in topology.nodes if node.kind is NodeKind.DEVICE}
+    curves = lines_of(layout, _neighbours(strokes), devices)
     figure, axes = _canvas(layout, list(curves.values()), title or topology.name, lines)
-    _draw_machines(axes, layout)
+    _draw_machines(axes, layout, curves)
     _draw_links(axes, curves, strokes, one_line=loads is None)
     _draw_nodes(axes, layout, topology)
-    caption = "bandwidth a direction" if loads is None else "time a link is busy, compared with the busiest"
-    _draw_legend(figure, caption, _kind_handles(topology), legend)
+    draw_legend(figure, caption, kind_handles(topology), legend)
     save(figure, path)
 
 
-def _rates(topology: Topology) -> dict[Pair, float]:
-    rates: dict[Pair, float] = defaultdict(float)
-    for link in topology.links:
-        rates[link.source, link.target] += link.bytes_per_s * link.count
-    return dict(rates)
+def is_cluster(topology: Topology) -> bool:
+    """Whether its structure is drawn, instead of every node."""
+    machines = {node.machine for node in topology.nodes if node.machine}
+    between = sum(not node.machine for node in topology.nodes)
+    devices = sum(node.kind is NodeKind.DEVICE for node in topology.nodes)
+    return len(machines) > 1 and devices > (FEW_DEVICES if between > 1 else MOST_DEVICES)
 
 
-def _busy_seconds(loads: Mapping[Pair, float], rates: Mapping[Pair, float]) -> dict[Pair, float]:
-    for source, target in loads:
-        if (source, target) not in rates:
-            raise ScheduleError(f"the traffic names a link from {source} to {target}, which the topology has not")
-    return {pair: loads.get(pair, 0.0) / rate for pair, rate in rates.items()}
-
-
-def _by_traffic(busy_s: Mapping[Pair, float], rates: Mapping[Pair, float]) -> tuple[dict[Pair, Stroke], list[Any]]:
-    most = max(busy_s.values(), default=0.0)
-    strokes, used = {}, set()
-    for pair in rates:
-        share = busy_s[pair] / most if most else 0.0
-        index = next(i for i, bin_ in enumerate(BINS) if share <= bin_[0])
-        used.add(index)
-        strokes[pair] = Stroke(BINS[index][2], BINS[index][3])
-    return strokes, [(BINS[i][1], BINS[i][2], BINS[i][3]) for i in sorted(used)]
-
-
-def _busiest_text(busy_s: Mapping[Pair, float], loads: Mapping[Pair, float]) -> list[str]:
-    most = max(busy_s.values(), default=0.0)
-    if not most:
-        return ["no traffic"]
-    equal = [pair for pair, seconds in busy_s.items() if seconds >= most * 0.999]
-    source, target = equal[0]
-    text = f"busiest link: {source} → {target}, {loads[equal[0]] / 1e6:,.4g} MB in {_short_seconds(most)}"
-    return [text + (f" (and {len(equal) - 1} more like it)" if len(equal) > 1 else "")]
-
-
-def _short_seconds(seconds: float) -> str:
-    return format_seconds(float(f"{seconds:.3g}"))
-
-
-def _by_bandwidth(topology: Topology) -> tuple[dict[Pair, Stroke], list[Any]]:
-    """A colour and a width for each distinct bandwidth, the fastest first."""
-    texts: dict[Pair, list[str]] = defaultdict(list)
-    for link in topology.links:
-        times = f"{link.count} × " if link.count > 1 else ""
-        texts[link.source, link.target].append(f"{times}{format_bytes_per_s(float(f'{link.bytes_per_s:.4g}'))}")
-    rates = _rates(topology)
-    known = sorted({(-rates[pair], " + ".join(text)) for pair, text in texts.items()})
-    style = {text: (CLASSES[i % len(CLASSES)], max(1.0, 3.2 - 0.6 * i)) for i, (_, text) in enumerate(known)}
-    strokes = {pair: Stroke(*style[" + ".join(text)]) for pair, text in texts.items()}
-    named = [(text, *style[text]) for _, text in known[:7]]
-    return strokes, named + ([(f"{len(known) - 7} slower", "#33475b", 1.0)] if len(known) > 7 else [])
+def _neighbourhood(topology: Topology) -> tuple[Topology, str]:
+    """The first device, what it is wired to (a dozen of them, if that are more), and words for the rest."""
+    devices = [node.name for node in topology.nodes if node.kind is NodeKind.DEVICE]
+    near = dict.fromkeys(link.target for link in topology.links if link.source == devices[0])
+    hubs = [name for name in near if name not in devices]
+    beyond = dict.fromkeys(link.target for link in topology.links if link.source in hubs)
+    shown = {devices[0], *list(near)[:12], *list(beyond)[:12]}
+    nodes = tuple(node for node in topology.nodes if node.name in shown)
+    links = tuple(link for link in topology.links if {link.source, link.target} <= shown)
+    left = len(topology.nodes) - len(nodes)
+    text = f"{devices[0]} and what it is wired to; {left:,} more of {len(topology.nodes):,} nodes are not drawn"
+    return replace(topology, nodes=nodes, links=links), text
 
 
 def _canvas(layout: NodeLayout, curves: Sequence[Points], title: str, lines: Sequence[str]) -> tuple["Figure", "Axes"]:
@@ -154,7 +128,8 @@ def _canvas(layout: NodeLayout, curves: Sequence[Points], title: str, lines: Seq
     return figure, axes
 
 
-def _draw_machines(axes: "Axes", layout: NodeLayout) -> None:
+def _draw_machines(axes: "Axes", layout: NodeLayout, curves: Mapping[Pair, Points]) -> None:
+    """A frame around each machine's boxes and the lines between them."""
     from matplotlib.patches import FancyBboxPatch
 
     framed = {name for names in layout.machines.values() for name in names}
@@ -162,7 +137,9 @@ def _draw_machines(axes: "Axes", layout: NodeLayout) -> None:
     for machine, names in layout.machines.items():
         held = [layout.boxes[name] for name in names]
         left, right = min(b.x - b.width / 2 for b in held), max(b.x + b.width / 2 for b in held)
-        low, high = min(b.y for b in held) - 0.28, max(b.y for b in held) + 0.28
+        inner = [line[:, 1] for pair, line in curves.items() if set(pair) <= set(names)]
+        low = min([min(b.y for b in held) - 0.28, *(line.min() - 0.1 for line in inner)])
+        high = max([max(b.y for b in held) + 0.28, *(line.max() + 0.1 for line in inner)])
         style = "round,pad=0,rounding_size=0.1"
         frame = FancyBboxPatch((left - 0.12, low), right - left + 0.24, high - low, boxstyle=style)
         frame.set(facecolor="#fafafa", edgecolor="#b8b8b8", linestyle=(0, (4, 3)), linewidth=0.9, zorder=0)
@@ -170,16 +147,6 @@ def _draw_machines(axes: "Axes", layout: NodeLayout) -> None:
         text: dict[str, Any] = {"fontsize": 9, "color": "#555555", "family": TYPE}
         outside = high + 0.15 if low > hub else low - 0.15  # away from what joins the machines
         axes.text((left + right) / 2, outside, machine, ha="center", va="center", **text)
-
-
-def _curves(layout: NodeLayout, strokes: Mapping[Pair, Stroke]) -> dict[Pair, Points]:
-    """The line of each pair that is wired."""
-    boxes = layout.boxes
-    lines = {}
-    for a, b in _neighbours(strokes):
-        others = [box for name, box in boxes.items() if name not in (a, b)]
-        lines[a, b] = between(boxes[a], boxes[b], others, layout.tiered, layout.core)
-    return lines
 
 
 def _draw_links(axes: "Axes", curves: Mapping[Pair, Points], strokes: Mapping[Pair, Stroke], one_line: bool) -> None:
@@ -234,24 +201,3 @@ def _draw_nodes(axes: "Axes", layout: NodeLayout, topology: Topology) -> None:
         axes.add_patch(patch)
         text: dict[str, Any] = {"fontsize": 9.5, "family": TYPE, "zorder": 4}
         axes.text(box.x, box.y - 0.01, box.text, ha="center", va="center", **text)
-
-
-def _kind_handles(topology: Topology) -> list[Any]:
-    from matplotlib.patches import Patch
-
-    there = {node.kind for node in topology.nodes}
-    return [Patch(facecolor=FILL[k], edgecolor=EDGE[k], label=KIND[k]) for k in NodeKind if k in there]
-
-
-def _draw_legend(figure: "Figure", caption: str, kinds: list[Any], links: list[tuple[str, str, float]]) -> None:
-    """What colours and widths mean, and below that the kinds of nodes."""
-    from matplotlib.lines import Line2D
-
-    lines = [Line2D([], [], color=colour, lw=points, label=text) for text, colour, points in links]
-    height, font = figure.get_figheight(), {"family": TYPE, "size": 9}
-    figure.text(0.5, 0.84 / height, caption, ha="center", va="center", fontsize=9, family=TYPE, style="italic")
-    for handles, y in ((kinds, 0.14), (lines, 0.44)):
-        figure.legend(
-            handles=handles, loc="lower center", bbox_to_anchor=(0.5, y / height), ncols=max(len(handles), 1),
-            frameon=False, handlelength=1.9, columnspacing=1.3, borderpad=0.1, prop=font,
-        )  # fmt: skip

@@ -6,6 +6,9 @@ device and host, a wire's capacity shared by both directions, and the least time
 theorem (1973) that is the same as a flow of one buffer from the roots to each device and one back. An op takes exactly
 the route between its two ranks, and switches neither add up nor multiply, so arcs are routes: the bound is true for
 every schedule that is written as ops. packing/generate.py solves it (HiGHS) and proves it by the dual's value.
+
+Simple cuts (cuts/) hold at any size, and the bound is the larger of the two: they are all there is where the programme
+would be too large to solve, and where it is solved they can only make it tighter.
 """
 
 from collections.abc import Mapping
@@ -14,6 +17,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from gradtide.errors import TopologyError
+from gradtide.schedule.cuts.crossing import TightCut, tightest
 from gradtide.schedule.model import Collective
 from gradtide.schedule.packing.generate import Packing, pack
 from gradtide.schedule.packing.network import WireNetwork, network_of
@@ -35,6 +40,7 @@ class Bound:
     root_weights: Mapping[str, float]  # the part of the buffer summed up at each node
     utilisation: Mapping[str, float]  # of each link or shared wire, while that packing runs
     tight: tuple[str, ...]  # what must get faster for the bound to fall, the most valuable first
+    reason: str = ""  # in words, where a simple cut says as much: 8 machines must send 14 times the buffer in all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,21 +55,31 @@ def bound(request: Request) -> Bound:
     """The lower bound of a request, and what it rests on."""
     if len(request.devices) < 2 or not request.size_bytes:
         return Bound(0.0, True, {}, {}, ())
-    if _node_count(request) > MOST_NODES:
-        return Bound(request.size_bytes * _counted(request), False, {}, {}, ())
-    result = packed(request)
+    result = packed(request) if _node_count(request) <= MOST_NODES else None
+    cut = tightest(request)
+    if result is None:
+        return _by_cut(request, cut)
     network, packing = result.network, result.packing
     inward = packing.trees.inward if packing.trees.inward.any() else ~packing.trees.inward
     weights = np.bincount(packing.trees.roots[inward], packing.parts[inward], len(network.nodes))
     busy_s = wire_loads(network, packing.trees) @ packing.parts / network.bytes_per_s
     dearest = [int(wire) for wire in np.argsort(-packing.prices, kind="stable") if packing.prices[wire] > 1e-6]
     return Bound(
-        seconds=request.size_bytes * packing.bound,
+        seconds=request.size_bytes * max(packing.bound, cut.seconds_per_byte),
         exact=packing.seconds_per_byte <= packing.bound * (1 + 1e-6),
         root_weights={network.nodes[i]: float(weights[i]) for i in np.flatnonzero(weights > 1e-9)},
         utilisation=dict(zip(network.wires, (busy_s / packing.seconds_per_byte).tolist(), strict=True)),
         tight=tuple(network.wires[wire] for wire in dearest),
+        reason=cut.reason if cut.seconds_per_byte >= packing.bound * (1 - 1e-6) else "",
     )
+
+
+def _by_cut(request: Request, cut: TightCut) -> Bound:
+    if cut.seconds_per_byte == float("inf"):
+        raise TopologyError(f"{request.topology.name}: {cut.reason}, but no link leads there; add links or devices")
+    links = [request.topology.links[at] for at in cut.links]
+    names = tuple(f"{link.source}->{link.target}" for link in links)
+    return Bound(request.size_bytes * cut.seconds_per_byte, False, {}, {}, names, cut.reason)
 
 
 def packed(request: Request) -> NetworkPacking:
@@ -81,17 +97,3 @@ def _packed(topology: Topology, devices: tuple[str, ...], collective: Collective
 def _node_count(request: Request) -> int:
     hosts = sum(node.kind is NodeKind.HOST for node in request.topology.nodes)
     return len(request.devices) + hosts
-
-
-def _counted(request: Request) -> float:
-    """Seconds per byte, from counting what must go into and out of all devices together; true, but seldom reached.
-
-    All devices but one must get each byte's result, and all but one must give their contribution. Without a host,
-    contributions go into devices and results come out of them, too.
-    """
-    devices, links = set(request.devices), request.topology.links
-    ways = 1 if request.collective != "all_reduce" or _node_count(request) > len(devices) else 2
-    into = sum(link.bytes_per_s * link.count for link in links if link.target in devices)
-    out = sum(link.bytes_per_s * link.count for link in links if link.source in devices)
-    rates = {"all_reduce": (into, out), "reduce": (out,), "reduce_scatter": (out,)}.get(request.collective, (into,))
-    return ways * (len(devices) - 1) / min(rates)

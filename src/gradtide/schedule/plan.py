@@ -1,4 +1,4 @@
-"""plan: every strategy built, proven, predicted and compared with the lower bound; the fastest one first."""
+"""plan: every strategy compared with the lower bound; the fastest one first."""
 
 import warnings
 from collections import defaultdict
@@ -9,36 +9,19 @@ from typing import get_args
 
 from gradtide.errors import ConfigError, DeviceError, ScheduleError
 from gradtide.schedule.bound import bound
+from gradtide.schedule.candidates import Candidate, candidates, seconds_of
 from gradtide.schedule.explain import explain, short_seconds, short_size
 from gradtide.schedule.model import Collective, Schedule
 from gradtide.schedule.predict.resources import Resources
-from gradtide.schedule.predict.simulate import Simulation, simulate
-from gradtide.schedule.request import NotApplicable, Request
+from gradtide.schedule.predict.simulate import simulate
+from gradtide.schedule.request import Request
 from gradtide.schedule.strategies import STRATEGIES
-from gradtide.schedule.verify import Proof, verify
 from gradtide.topology.files import topology_named
 from gradtide.topology.model import NodeKind, Topology
 from gradtide.topology.units import parse_size_bytes
 from gradtide.topology.wording import nearest
 
 __all__ = ["Candidate", "Plan", "plan", "request_for", "seconds_of_each"]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One strategy on this topology: its proven schedule and what it is predicted to take."""
-
-    name: str
-    seconds: float
-    bandwidth_seconds: float  # the same with all latencies zero
-    ratio: float  # seconds over the lower bound
-    busiest_link: str
-    busiest_seconds: float  # how long its traffic alone keeps that link busy
-    wire_bytes: int  # all that is sent, counted once however long its route
-    steps: int  # ops on the longest chain of deps
-    schedule: Schedule = field(repr=False)
-    simulation: Simulation = field(repr=False)
-    proof: Proof = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +65,8 @@ class Plan:
 
         row = self._row(strategy)
         schedule, run = row.schedule, row.simulation
+        if len(run.end_s) != len(schedule.ops):  # only one of each class was simulated
+            run = simulate(schedule, self.request.topology, self.request.size_bytes)
         transfers = []
         for op, start_s, end_s in zip(schedule.ops, run.moving_s, run.end_s, strict=True):
             route = self.request.routes.find(schedule.ranks[op.src], schedule.ranks[op.dst]) or ()
@@ -122,20 +107,13 @@ def plan(
     wanted_bytes = parse_size_bytes(size) if isinstance(size, str) else size
     request = request_for(topology, wanted_bytes, collective, devices, root)
     lower = bound(request).seconds
-    resources = Resources(request.topology, request.routes)
-    schedules, skipped = _build_all(request)
     for rival in rivals:
         _check_fits(rival, request)
-    table = []
-    predicted: dict[tuple[object, ...], _Predicted] = {}  # `rings` is `ring` where there is only one: not done twice
-    for schedule in (*schedules, *rivals):
-        key = (schedule.ranks, schedule.weights, schedule.ops)
-        predicted[key] = predicted.get(key) or _predict(request, resources, schedule)
-        table.append(_candidate(schedule, predicted[key], lower))
+    table, skipped = candidates(request, lower, rivals)
     if not table:
         raise ScheduleError(f"no strategy applies: {'; '.join(f'{name}: {why}' for name, why in skipped.items())}")
     # Rounding must not decide: what is equally fast stands in the order of simplicity.
-    table.sort(key=lambda row: (float(f"{row.seconds:.9g}"), row.steps, len(row.schedule.ops), row.name))
+    table.sort(key=lambda row: (float(f"{row.seconds:.9g}"), row.steps, row.op_count, row.name))
     return Plan(request, lower, tuple(table), skipped)
 
 
@@ -162,24 +140,13 @@ def request_for(
 
 def _devices(topology: Topology, asked: Sequence[str] | None) -> tuple[str, ...]:
     known = [node.name for node in topology.nodes if node.kind is NodeKind.DEVICE]
-    chosen = tuple(known if asked is None else asked)
+    chosen, there = tuple(known if asked is None else asked), set(known)
     for name in chosen:
-        if name not in known:
+        if name not in there:
             raise DeviceError(f"{topology.name} has no device {name!r}; its devices are {', '.join(known[:20])}")
     if len(set(chosen)) < max(2, len(chosen)):
         raise DeviceError(f"a collective needs two or more different devices, not {', '.join(chosen) or 'none'}")
     return chosen
-
-
-def _build_all(request: Request) -> tuple[list[Schedule], dict[str, str]]:
-    """What every strategy builds, and for those that don't apply the reason."""
-    schedules, skipped = [], {}
-    for name, build in STRATEGIES.items():
-        try:
-            schedules.append(build(request))
-        except NotApplicable as why:
-            skipped[name] = str(why)
-    return schedules, skipped
 
 
 def _check_fits(schedule: Schedule, request: Request) -> None:
@@ -195,47 +162,12 @@ def _check_fits(schedule: Schedule, request: Request) -> None:
             raise ScheduleError(f"{name}: {rank!r} is no device or host of {request.topology.name}, so can't add up")
 
 
-@dataclass(frozen=True, slots=True)
-class _Predicted:
-    run: Simulation
-    bare: Simulation
-    proof: Proof
-
-
-def _predict(request: Request, resources: Resources, schedule: Schedule) -> _Predicted:
-    proof = verify(schedule)
-    run = simulate(schedule, request.topology, request.size_bytes, resources=resources)
-    bare = simulate(schedule, request.topology, request.size_bytes, resources=resources, latency=False)
-    return _Predicted(run, bare, proof)
-
-
-def _candidate(schedule: Schedule, predicted: _Predicted, lower: float) -> Candidate:
-    run = predicted.run
-    return Candidate(
-        name=schedule.name,
-        seconds=run.seconds,
-        bandwidth_seconds=predicted.bare.seconds,
-        ratio=run.seconds / lower,
-        busiest_link=run.busiest_link,
-        busiest_seconds=run.busiest_seconds,
-        wire_bytes=round(run.wire_bytes),
-        steps=predicted.proof.steps,
-        schedule=schedule,
-        simulation=run,
-        proof=predicted.proof,
-    )
-
-
 def seconds_of_each(request_of: Callable[[int], Request], sizes: Sequence[int]) -> dict[str, list[float]]:
     """Predicted seconds of every strategy for every size; infinite where it does not apply."""
     seconds: dict[str, list[float]] = {name: [] for name in STRATEGIES}
     for size_bytes in sizes:
         request = request_of(size_bytes)
         resources = Resources(request.topology, request.routes)
-        for name, build in STRATEGIES.items():
-            try:
-                run = simulate(build(request), request.topology, size_bytes, resources=resources)
-                seconds[name].append(run.seconds)
-            except NotApplicable:
-                seconds[name].append(float("inf"))
+        for name in STRATEGIES:
+            seconds[name].append(seconds_of(request, resources, name))
     return {name: times for name, times in seconds.items() if min(times) < float("inf")}

@@ -6,18 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gradtide.errors import TopologyError
+from gradtide.topology.clusters.build import MOST_DEVICES
+from gradtide.topology.clusters.named import check_count, check_gbits, fat_tree, leaf_spine, mixed, rail, superpod
+from gradtide.topology.clusters.tori import torus
 from gradtide.topology.model import Link, Node, NodeKind, Topology
 from gradtide.topology.rates import ETHERNET_S, NVLINK_S, PCIE_S, QPI_S, TEXTBOOK_NVLINK, WireRates
 from gradtide.topology.wording import shown
 
-__all__ = ["PRESETS", "Preset", "is_preset_name", "preset"]
+__all__ = ["PRESETS", "Preset", "is_preset_name", "preset", "resized_name"]
 
 RATES = WireRates()
 SHAPE = 10e9  # of ring:N and star:N: round, so that a sum fits in the head
 
-LARGEST = 4096  # devices of a preset: beyond that the planner's aggregate form is the tool
+LARGEST = MOST_DEVICES
 GPUS_A_HOST = 64
-GBITS = 100_000.0
 
 
 def both_ways(a: str, b: str, bytes_per_s: float, latency_s: float, count: int = 1) -> list[Link]:
@@ -77,6 +79,11 @@ def dgx2() -> Topology:
     return nvswitch("dgx2", 16, 6)
 
 
+def dgx_a100() -> Topology:
+    """Eight A100s on NVSwitch: twelve NVLinks each, 300 GB/s a direction."""
+    return nvswitch("dgx-a100", 8, 12)
+
+
 def dgx_h100() -> Topology:
     """Eight H100s on NVSwitch: eighteen NVLinks each, 450 GB/s a direction."""
     return nvswitch("dgx-h100", 8, 18)
@@ -87,8 +94,7 @@ def ethernet_cluster(hosts: int, gpus: int, gbits: float) -> Topology:
     check_count("ethernet-cluster", "HOSTS", hosts, 1, LARGEST)
     check_count("ethernet-cluster", "GPUS", gpus, 1, GPUS_A_HOST)
     check_count("ethernet-cluster", "HOSTS x GPUS", hosts * gpus, 2, LARGEST)
-    if not 0 < gbits <= GBITS:
-        raise TopologyError(f"ethernet-cluster: GBITS must be above 0 and at most {GBITS:g}, not {gbits:g}")
+    port = check_gbits("ethernet-cluster", gbits)
     nodes, links = [Node("ethernet", NodeKind.SWITCH)], []
     for machine in (f"host{i}" for i in range(hosts)):
         cpu, switch, nic = f"{machine}.cpu", f"{machine}.pcie", f"{machine}.nic"
@@ -98,7 +104,7 @@ def ethernet_cluster(hosts: int, gpus: int, gbits: float) -> Topology:
         nodes += [Node(nic, NodeKind.NIC, machine)]
         for name in (*names, cpu, nic):
             links += both_ways(name, switch, RATES.pcie, PCIE_S / 2)
-        links += both_ways(nic, "ethernet", gbits * 1e9 / 8, ETHERNET_S / 2)
+        links += both_ways(nic, "ethernet", port, ETHERNET_S / 2)
     return Topology(f"ethernet-cluster:{hosts}x{gpus}@{gbits:g}", tuple(nodes), tuple(links))
 
 
@@ -119,11 +125,6 @@ def star(count: int) -> Topology:
     return Topology(f"star:{count}", (*devices(names), Node("hub", NodeKind.HOST, "host0")), tuple(links))
 
 
-def check_count(kind: str, what: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise TopologyError(f"{kind}: {what} must be from {least} to {most}, not {value}")
-
-
 @dataclass(frozen=True, slots=True)
 class Preset:
     """A name that a user can type, perhaps with numbers in it, and what it stands for."""
@@ -132,7 +133,7 @@ class Preset:
     example: str  # a name that works: "ring:8"
     pattern: str  # of the whole name; its groups are the builder's arguments
     build: Callable[..., Topology]
-    types: tuple[type[int] | type[float], ...] = ()
+    types: tuple[type[int] | type[float] | type[str], ...] = ()
 
     @property
     def summary(self) -> str:
@@ -146,6 +147,7 @@ PRESETS = (
     Preset("dgx1-v100", "dgx1-v100", "dgx1-v100", dgx1_v100),
     Preset("dgx1-v100-pcie", "dgx1-v100-pcie", "dgx1-v100-pcie", dgx1_v100_pcie),
     Preset("dgx2", "dgx2", "dgx2", dgx2),
+    Preset("dgx-a100", "dgx-a100", "dgx-a100", dgx_a100),
     Preset("dgx-h100", "dgx-h100", "dgx-h100", dgx_h100),
     Preset(
         "ethernet-cluster:HOSTSxGPUS@GBITS",
@@ -154,6 +156,24 @@ PRESETS = (
         ethernet_cluster,
         (int, int, float),
     ),
+    Preset("superpod:HOSTS", "superpod:4", f"superpod:{INT}", superpod, (int,)),
+    Preset("mixed:OLD+NEW", "mixed:2+2", rf"mixed:{INT}\+{INT}", mixed, (int, int)),
+    Preset(
+        "rail:HOSTSxGPUSxNICS@GBITS",
+        "rail:4x8x4@400",
+        f"rail:{INT}x{INT}x{INT}@{NUMBER}",
+        rail,
+        (int, int, int, float),
+    ),
+    Preset(
+        "leaf-spine:HOSTSxGPUSxNICS@GBITS/OVER",
+        "leaf-spine:32x8x4@200/2",
+        f"leaf-spine:{INT}x{INT}x{INT}@{NUMBER}/{INT}",
+        leaf_spine,
+        (int, int, int, float, int),
+    ),
+    Preset("fat-tree:K@GBITS", "fat-tree:4@100", f"fat-tree:{INT}@{NUMBER}", fat_tree, (int, float)),
+    Preset("torus:XxYxZ", "torus:4x4", r"torus:(\d{1,5}(?:x\d{1,5}){0,9})", torus, (str,)),
     Preset("ring:N", "ring:8", f"ring:{INT}", ring, (int,)),
     Preset("star:N", "star:8", f"star:{INT}", star, (int,)),
 )
@@ -171,6 +191,17 @@ def preset(name: str) -> Topology:
         if match:
             return known.build(*(kind(text) for kind, text in zip(known.types, match.groups(), strict=True)))
     raise TopologyError(unknown_text(name))
+
+
+def resized_name(name: str, hosts: int) -> str:
+    """The same preset with so many hosts: superpod:4 becomes superpod:128."""
+    preset(name)  # what is wrong with the name itself is said first
+    known = next(known for known in PRESETS if re.fullmatch(known.pattern, name, re.ASCII))
+    _, _, numbers = known.form.partition(":")
+    if not numbers.startswith("HOSTS"):
+        able = ", ".join(other.form for other in PRESETS if ":HOSTS" in other.form)
+        raise TopologyError(f"{name} has no number of hosts; such have {able}, and TOML files with [[hosts]]")
+    return re.sub(r":\d+", f":{hosts}", name, count=1)
 
 
 def unknown_text(name: str) -> str:

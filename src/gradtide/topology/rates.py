@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["ETHERNET_S", "NVLINK_S", "PCIE_S", "QPI_S", "TEXTBOOK_NVLINK", "WireRates"]
+__all__ = ["ETHERNET_S", "NVLINK_S", "PCIE_S", "QPI_S", "RDMA_S", "SWITCH_S", "TEXTBOOK_NVLINK", "WireRates"]
 
 # Latencies are of one hop as collectives see it: a kernel launch and a PCIe or NVLink round. A hop through a
 # switch is two links, so each of them has half.
@@ -10,6 +10,8 @@ PCIE_S = 3e-6
 NVLINK_S = 1.5e-6
 QPI_S = 0.5e-6  # socket to socket: a cache line takes about 0.1 us, a DMA crossing some more
 ETHERNET_S = 20e-6  # NIC to NIC through one switch, the kernel's TCP included
+RDMA_S = 5e-6  # NIC to NIC through one switch without the kernel: InfiniBand, RoCE; the proxy's share included
+SWITCH_S = 0.5e-6  # each further wire between two switches
 
 # A link of the DGX-1 as the textbook counts it: 300 Gbit/s for both directions (25 GB/s each on the data sheet).
 TEXTBOOK_NVLINK = 18e9

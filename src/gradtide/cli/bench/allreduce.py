@@ -10,7 +10,7 @@ from gradtide.cli.table import print_table
 
 if TYPE_CHECKING:
     from gradtide.bench.allreduce import Mpi
-    from gradtide.bench.between_hosts import HostsWire
+    from gradtide.bench.hosts.collectives import HostsWire
 
 __all__ = ["allreduce"]
 
@@ -35,7 +35,7 @@ def allreduce(
     """All-reduce on shared and on ordinary tensors against Gloo and, where mpi4py is installed, MPI."""
     from gradtide.bench import report
     from gradtide.bench.allreduce import bench_allreduce, find_mpi
-    from gradtide.bench.between_hosts import OPERATIONS, HostsWire
+    from gradtide.bench.hosts.collectives import OPERATIONS, HostsWire
     from gradtide.topology.units import parse_size_bytes
 
     path = results_path("allreduce", output)
@@ -69,7 +69,7 @@ def _between_hosts(
     as_json: bool,
 ) -> None:
     from gradtide.bench import report
-    from gradtide.bench.between_hosts import PREDICTED, bench_between_hosts
+    from gradtide.bench.hosts.collectives import PREDICTED, bench_between_hosts
 
     with telling("starting the contenders") as tell:
         figures = bench_between_hosts(wire, operations, sizes, rounds, mpis, tell)

@@ -14,17 +14,24 @@ __all__ = ["launch"]
 def launch(
     workers: Annotated[int, typer.Option(help="Processes to start")] = 2,
     rounds: Annotated[int, typer.Option(help="Every launcher starts once a round; the median counts")] = 5,
+    engine: Annotated[str, typer.Option(help="local, or ray: beside bare Ray actors on one cluster")] = "local",
+    address: Annotated[str, typer.Option(help="Of that cluster; without one, a cluster of this machine alone")] = "",
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-launch-TIME.json]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table")] = False,
 ) -> None:
     """How soon workers have torch loaded and found each other: gradtide run, torchrun and, where installed, Ray."""
     from gradtide.bench import report
-    from gradtide.bench.launch import bench_launch
+    from gradtide.bench.launch import bench_launch, bench_launch_on_ray
+    from gradtide.errors import ConfigError
+
+    if engine not in ("local", "ray") or (address and engine == "local"):
+        raise ConfigError("--engine is local or ray, and --address is for --engine ray")
 
     path = results_path("launch", output)
     with telling("starting") as tell:
-        figures = bench_launch(workers, rounds, tell)
-    report.write(path, figures, {"settings": {"workers": workers, "rounds": rounds}})
+        on_ray = engine == "ray"
+        figures = bench_launch_on_ray(workers, rounds, address, tell) if on_ray else bench_launch(workers, rounds, tell)
+    report.write(path, figures, {"settings": {"workers": workers, "rounds": rounds, "engine": engine}})
     if as_json:
         print_results(figures)
         return

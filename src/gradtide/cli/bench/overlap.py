@@ -21,7 +21,7 @@ def overlap(
 ) -> None:
     """Two workers in two network namespaces (as root), with and without overlap, beside DDP and what was predicted."""
     from gradtide.bench import report
-    from gradtide.bench.overlap import bench_overlap
+    from gradtide.bench.hosts.overlap import bench_overlap
 
     path = results_path("overlap", output)
     with telling("starting the contenders") as tell:

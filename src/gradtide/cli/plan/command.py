@@ -6,6 +6,7 @@ which a plan should be there.
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from gradtide.schedule.model import Schedule
     from gradtide.schedule.plan import Plan
     from gradtide.schedule.predict.smaller_messages import CompressForecast
+    from gradtide.topology.model import Topology
 
 __all__ = ["SUMMARY", "plan"]
 
@@ -32,7 +34,12 @@ OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("--schedule", Path, "Save the winner's schedule: schedule.json."),
     ("--rival", Path, "Prove and compare this schedule too: mine.json."),
     ("--sizes", str, "Show which strategy wins from which size on: 4KB..1GB."),
-    ("--output", Path, "With --sizes: draw the times over sizes, sizes.png."),
+    ("--output", Path, "With --sizes or --hosts: draw the times, sizes.png."),
+    ("--without", list, "What if this were missing: host3.nic0, host3, spine*; may be given several times."),
+    ("--degrade", list, "What if this had so many times its bandwidth: host3.nic0=0.1; several times."),
+    ("--hosts", str, "The time over the number of hosts: 4..128; --output draws it."),
+    ("--upgrade", bool, "Also say which wires to make faster first, and what that is worth."),
+    ("--host-kind", str, "What the hosts of Slurm's topology.conf are: dgx-h100, dgx-a100, …"),
     ("--every", str, "Also say what a step takes when workers meet every so many steps: 50."),
     ("--compute", str, "A step's forward and backward, for --every and --speeds: 30ms."),
     ("--no-overlap", bool, "With --every: gradients leave after backward, not while it goes on."),
@@ -47,12 +54,14 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"plan: {message}; see gradtide plan --help")
 
 
-def _parser() -> _Parser:
+def parser() -> _Parser:
     parser = _Parser("gradtide plan", description=SUMMARY, allow_abbrev=False)
     topology = "A preset (see `gradtide topology list`) or a file; --speeds alone needs none."
     parser.add_argument("topology", nargs="?", help=topology)
     for name, kind, text in OPTIONS:
-        if kind is bool:
+        if kind is list:
+            parser.add_argument(name, action="append", default=[], help=text, metavar="TEXT")
+        elif kind is bool:
             parser.add_argument(name, action="store_true", help=text)
         else:
             parser.add_argument(name, type=kind, help=text, metavar="FILE" if kind is Path else "TEXT")
@@ -61,7 +70,7 @@ def _parser() -> _Parser:
 
 def plan(arguments: Sequence[str]) -> None:
     """The command, with the words that follow `gradtide plan`."""
-    asked = _parser().parse_args(arguments)
+    asked = parser().parse_args(arguments)
     step = _step_asked(asked)
     compress = _compress_asked(asked)
     if step is not None and not asked.topology:
@@ -71,19 +80,23 @@ def plan(arguments: Sequence[str]) -> None:
         raise ConfigError("plan: the following arguments are required: topology; see gradtide plan --help")
     if bool(asked.size) == bool(asked.sizes):
         raise ConfigError("plan needs either --size, as 160MB, or --sizes, as 4KB..1GB")
-    if asked.output and not asked.sizes:
-        raise ConfigError("--output is the plot of --sizes; --draw draws the traffic of one size")
-    if asked.sizes and (asked.draw or asked.timeline or asked.schedule or asked.rival):
-        raise ConfigError("--draw, --timeline, --schedule and --rival go with one size; give --size, not --sizes")
+    _check_together(asked, step, compress)
     devices = [name.strip() for name in asked.devices.split(",")] if asked.devices else None
     among = (asked.collective or "all_reduce", devices, asked.root or None)
+    if asked.hosts:
+        from gradtide.cli.plan.hosts import show_hosts
+
+        show_hosts(asked, among)
+        return
+    topology = _wired(asked)
     if asked.sizes:
         from gradtide.cli.plan.sizes import show_sizes
 
-        show_sizes(asked.topology, asked.sizes, among, asked.json, asked.output)
+        show_sizes(topology, asked.sizes, among, asked.json, asked.output)
         return
-    found = _find(asked.topology, asked.size, among, asked.rival)
-    _print(found, step, _forecast_compression(compress, found, asked.topology), as_json=asked.json)
+    found = _find(topology, asked.size, among, asked.rival)
+    more = _PlanExtras(step, _forecast_compression(compress, found, topology), _upgrades(asked, found))
+    _print(found, more, as_json=asked.json)
     if asked.draw:
         found.draw(asked.draw)
     if asked.timeline:
@@ -92,7 +105,41 @@ def plan(arguments: Sequence[str]) -> None:
         _save(found, asked.schedule)
 
 
-def _find(topology: str, size: str, asked: tuple[Any, ...], rival: Path | None) -> "Plan":
+def _check_together(asked: argparse.Namespace, step: "StepAsked | None", compress: "Compress | None") -> None:
+    if asked.output and not (asked.sizes or asked.hosts):
+        raise ConfigError("--output is the plot of --sizes or --hosts; --draw draws the traffic of one size")
+    several = "--sizes" if asked.sizes else "--hosts"
+    if (asked.sizes or asked.hosts) and (asked.draw or asked.timeline or asked.schedule or asked.rival):
+        raise ConfigError(
+            f"--draw, --timeline, --schedule and --rival go with one size and one cluster; leave {several} out"
+        )
+    if asked.upgrade and (asked.sizes or asked.hosts):
+        raise ConfigError(f"--upgrade goes with one plan; leave {several} out")
+    if asked.hosts and (asked.sizes or asked.devices or asked.root or step or compress):
+        raise ConfigError("--hosts goes with --size, --collective, --without, --degrade, --json and --output alone")
+    for picture in filter(None, (asked.draw, asked.output)):  # before a plan is made that could not be drawn
+        from gradtide.draw.save import check_path
+
+        check_path(picture)
+
+
+def _wired(asked: argparse.Namespace) -> "Topology":
+    """What the topology and the what-ifs name."""
+    from gradtide.topology.files import topology_named
+    from gradtide.topology.what_if import altered
+
+    return altered(topology_named(asked.topology, host_kind=asked.host_kind), asked.without, asked.degrade)
+
+
+def _upgrades(asked: argparse.Namespace, found: "Plan") -> "dict[str, float] | None":
+    if not asked.upgrade:
+        return None
+    from gradtide.schedule.upgrade import worth_of_each
+
+    return worth_of_each(found.request)
+
+
+def _find(topology: "Topology", size: str, asked: tuple[Any, ...], rival: Path | None) -> "Plan":
     from gradtide.schedule.plan import plan as find_plan
 
     collective, devices, root = asked
@@ -134,7 +181,9 @@ def _compress_asked(asked: argparse.Namespace) -> "Compress | None":
     return check_compress(asked)
 
 
-def _forecast_compression(compress: "Compress | None", found: "Plan", topology: str) -> "CompressForecast | None":
+def _forecast_compression(
+    compress: "Compress | None", found: "Plan", topology: "Topology"
+) -> "CompressForecast | None":
     if compress is None:
         return None
     from gradtide.cli.plan.smaller import forecast_compression
@@ -142,22 +191,36 @@ def _forecast_compression(compress: "Compress | None", found: "Plan", topology: 
     return forecast_compression(compress, found, topology)
 
 
-def _print(found: "Plan", step: "StepAsked | None", smaller: "CompressForecast | None", *, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _PlanExtras:
+    """What was asked for beside the plan itself."""
+
+    step: "StepAsked | None"
+    smaller: "CompressForecast | None"
+    upgrades: "dict[str, float] | None"
+
+
+def _print(found: "Plan", more: _PlanExtras, *, as_json: bool) -> None:
     from gradtide.cli.plan.table import json_text, table_text
 
     data: dict[str, Any] = {}
     blocks = [] if as_json else [table_text(found)]
-    if step is not None:
+    if more.step is not None:
         from gradtide.cli.plan.step import as_data, step_text
 
-        data |= as_data(step, found)
-        blocks.append(step_text(step, found))
-    if smaller is not None:
+        data |= as_data(more.step, found)
+        blocks.append(step_text(more.step, found))
+    if more.smaller is not None:
         from gradtide.cli.plan.smaller import as_data as compress_data
         from gradtide.cli.plan.smaller import compress_text
 
-        data |= compress_data(smaller)
-        blocks.append(compress_text(smaller))
+        data |= compress_data(more.smaller)
+        blocks.append(compress_text(more.smaller))
+    if more.upgrades is not None:
+        from gradtide.schedule.upgrade import upgrade_text
+
+        data["upgrades"] = more.upgrades
+        blocks.append(upgrade_text(more.upgrades))
     print(json_text(found, data) if as_json else "\n\n".join(blocks))
 
 

@@ -10,18 +10,17 @@ from gradtide.schedule.bound import bound
 from gradtide.schedule.explain import short_size
 from gradtide.schedule.plan import request_for, seconds_of_each
 from gradtide.schedule.request import Request
-from gradtide.topology.files import topology_named
+from gradtide.topology.model import Topology
 from gradtide.topology.units import parse_size_range
 
 __all__ = ["show_sizes"]
 
 
-def show_sizes(topology: str, sizes: str, asked: tuple[Any, ...], json: bool, output: Path | None) -> None:
+def show_sizes(wired: Topology, sizes: str, asked: tuple[Any, ...], json: bool, output: Path | None) -> None:
     """Prints who wins where, and draws the times over the sizes if a file is named."""
     low, high = parse_size_range(sizes)
     if low < 1 or low == high:
         raise ConfigError("--sizes must go from one byte or more to a larger size, as 4KB..1GB does")
-    wired = topology_named(topology)
     collective, devices, root = asked
 
     def request_of(size_bytes: int) -> Request:

@@ -14,6 +14,7 @@ from gradtide.schedule.explain import short_seconds, short_size
 from gradtide.schedule.plan import Plan
 from gradtide.schedule.plan import plan as find_plan
 from gradtide.schedule.predict.smaller_messages import CompressForecast, codec_seconds
+from gradtide.topology.model import Topology
 
 __all__ = ["as_data", "check_compress", "compress_text", "forecast_compression"]
 
@@ -30,7 +31,7 @@ def check_compress(asked: Namespace) -> Compress:
     return found
 
 
-def forecast_compression(settings: Compress, found: Plan, topology: str) -> CompressForecast:
+def forecast_compression(settings: Compress, found: Plan, topology: Topology) -> CompressForecast:
     """Gradients are float32, and to powersgd one square matrix. What can't be added up goes from all to all."""
     codec, size, workers = settings.make(), found.request.size_bytes, len(found.request.devices)
     side, added_up = isqrt(size // 4), settings.codec == "powersgd"

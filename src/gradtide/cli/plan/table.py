@@ -10,6 +10,7 @@ from gradtide.schedule.plan import Plan
 
 __all__ = ["json_text", "table_text"]
 
+MANY = 32  # devices
 HEADS = ("strategy", "time", "bandwidth", "× bound", "busiest link", "on the wire", "steps")
 
 
@@ -34,8 +35,18 @@ def table_text(found: Plan) -> str:
     """The winner first, the bound last, and below them why. A line that is too long is the terminal's to wrap."""
     lines = table_lines(HEADS, _cells(found))
     lines = [styled(BOLD, lines[0]), styled(GREEN, lines[1]), *lines[2:-1], styled(DIM, lines[-1])]
-    skipped = [styled(DIM, f"{name} does not apply: {reason}.") for name, reason in found.skipped.items()]
+    skipped = [styled(DIM, line) for line in _skipped(found)]
     return "\n".join([styled(BOLD, found.title), *lines, "", found.explain(), *skipped])
+
+
+def _skipped(found: Plan) -> list[str]:
+    """A line for each strategy that does not apply; of a large cluster one for each reason."""
+    if len(found.request.devices) <= MANY:
+        return [f"{name} does not apply: {reason}." for name, reason in found.skipped.items()]
+    names: dict[str, list[str]] = {}
+    for name, reason in found.skipped.items():
+        names.setdefault(reason, []).append(name)
+    return [f"Left out: {', '.join(some)}: {reason}." for reason, some in names.items()]
 
 
 def _cells(found: Plan) -> list[tuple[str, ...]]:

@@ -3,5 +3,7 @@
 wiring.py  who of the asked devices reaches whom, how fast and how far
 rings.py   finds orders of the devices in which each reaches the next
 shapes.py  chains, stars and trees over the wiring
+exits.py   the ways out of each machine, and how fast they are
+rails.py   trees between machines whose NICs differ, and the part of each
 writer.py  from trees to ops with deps
 """

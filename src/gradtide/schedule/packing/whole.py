@@ -23,8 +23,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 RATIOS = np.arange(1.0, 1.0501, 0.0025)  # times the bound; more than the last is not worth a search
-TRIES = 300  # a second; most searches that find something are done within 100
-SHORTENING = 200  # tries, after the first fit, to make it shorter
+TRIES = 150  # a quarter of a second; most searches that find something are done within 100
+SHORTENING = 150  # tries, after the first fit, to make it shorter
 TIE = 0.01  # what a step less is worth before that: fitting comes first
 STEEPNESS = 1.2  # a wire with one tree more than another costs e^1.2 times as much
 NOISE = 0.3  # standard deviation of the logarithm of a price
@@ -103,7 +103,7 @@ class _Search:
             tries -= 1
             over = self.loads.sum(axis=0) > self.limits
             if not over.any():
-                tries = min(tries, SHORTENING) if best is None else tries
+                tries = SHORTENING if best is None else tries
                 found = (int(self.steps.max()), int(self.steps.sum()))
                 best = (found, list(self.units)) if best is None or found < best[0] else best
             self._reroute(over, SHORTNESS if best else TIE)

@@ -3,6 +3,7 @@
 resources.py         links and wires that ops compete for
 sharing.py           how flows share them: max-min fair
 simulate.py          when each op starts and ends, what each link carries
+sent.py              how much each process sends to each other
 servers_model.py     the same for parameter servers in very large clusters
 exchange_model.py    and for collectives over direct links between hosts, by what a few have taken
 less_often.py        a step of workers that meet at every step, every so many, or never

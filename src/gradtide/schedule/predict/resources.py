@@ -1,5 +1,7 @@
 """What ops compete for: links and shared wires, numbered."""
 
+from math import fsum
+
 from gradtide.errors import ScheduleError
 from gradtide.schedule.predict.sharing import Path, Sharing
 from gradtide.topology.model import Link, Topology
@@ -58,4 +60,4 @@ class Resources:
         used = [*links, *(self._wire[link.wire] for link in route if link.wire)]
         # A wire that a route takes twice carries its bytes twice.
         narrowest = min(self.capacity[number] / used.count(number) for number in used)
-        return Path(tuple(used), sum(link.latency_s for link in route), narrowest, links)
+        return Path(tuple(used), fsum([link.latency_s for link in route]), narrowest, links)

@@ -8,16 +8,19 @@ one after the other, in the order of the list; their latencies overlap, as those
 import heapq
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gradtide.schedule.model import Schedule
 from gradtide.schedule.predict.resources import Resources
-from gradtide.schedule.predict.sharing import Path
+from gradtide.schedule.predict.sharing import Path, Sharing
 from gradtide.topology.model import Topology
 
-__all__ = ["Simulation", "simulate"]
+__all__ = ["Competition", "Simulation", "simulate", "simulate_chunks", "timed"]
+
+Floats = npt.NDArray[np.float64]
 
 SAME_TIME = 1e-9  # events closer than that, relative to now, are one event: rounding must not split them
 
@@ -43,12 +46,39 @@ def simulate(
     schedule: Schedule, topology: Topology, size_bytes: int, *, latency: bool = True, resources: Resources | None = None
 ) -> Simulation:
     """Runs the schedule on the topology's links. Without latency, what comes out is the bandwidth time alone."""
-    resources = resources or Resources(topology)
     total = sum(schedule.weights)
     chunk_bytes = [size_bytes * weight / total for weight in schedule.weights]
+    return simulate_chunks(schedule, topology, chunk_bytes, latency=latency, resources=resources)
+
+
+def simulate_chunks(
+    schedule: Schedule,
+    topology: Topology,
+    chunk_bytes: list[float],
+    *,
+    latency: bool = True,
+    resources: Resources | None = None,
+) -> Simulation:
+    """The same for ops whose chunks have these sizes, whatever the schedule's weights say."""
+    resources = resources or Resources(topology)
     run = _Simulator(schedule, resources, chunk_bytes, latency)
     run.to_the_end()
     return _summary(schedule, topology, resources, run)
+
+
+class Competition(Protocol):
+    """What a simulation asks about the ways between ranks: Resources answers it, and so do classes of links."""
+
+    def required(self, source: str, target: str) -> Path: ...
+
+    def sharing(self, pairs: tuple[tuple[str, str], ...]) -> Sharing: ...
+
+
+def timed(schedule: Schedule, resources: Competition, chunk_bytes: list[float], latency: bool) -> tuple[Floats, ...]:
+    """When each op starts, when its bytes start to move, and when it ends."""
+    run = _Simulator(schedule, resources, chunk_bytes, latency)
+    run.to_the_end()
+    return np.array(run.start), np.array(run.moving), np.array(run.end)
 
 
 class _Pair:
@@ -82,7 +112,7 @@ class _Lane:
 class _Simulator:
     """The state of one simulation."""
 
-    def __init__(self, schedule: Schedule, resources: Resources, chunk_bytes: list[float], latency: bool) -> None:
+    def __init__(self, schedule: Schedule, resources: Competition, chunk_bytes: list[float], latency: bool) -> None:
         ops, ranks, count = schedule.ops, schedule.ranks, len(schedule.ops)
         self.bytes = [chunk_bytes[op.chunk] for op in ops]
         self.start, self.moving, self.end = [0.0] * count, [0.0] * count, [0.0] * count
@@ -117,19 +147,30 @@ class _Simulator:
             if not missing:
                 self._ready(at, 0.0)
         self._share(0.0)
-        events, pairs = self.events, self.pairs
+        events = self.events
         while events:
             now = events[0][0]
             limit = now + now * SAME_TIME
             while events and events[0][0] <= limit:
-                _, op, version, number = heapq.heappop(events)
-                if op >= 0:
-                    self._arrive(op, now)
-                elif version == pairs[number].version:
-                    self._finish(pairs[number], now)
+                self._happen(now, limit)
             if self.touched:
                 self._share(now)
         assert not any(self.missing), "a verified schedule always ends"
+
+    def _happen(self, now: float, limit: float) -> None:
+        """All events of a moment: flows end before others start, so that their order in the list changes no digit."""
+        events, pairs = self.events, self.pairs
+        arrived, ended = [], []
+        while events and events[0][0] <= limit:
+            _, op, version, number = heapq.heappop(events)
+            if op >= 0:
+                arrived.append(op)
+            elif version == pairs[number].version:
+                ended += self._finish(pairs[number], now)
+        for op in arrived:
+            self._arrive(op, now)
+        for op in ended:
+            self._end(op, now)
 
     def _ready(self, at: int, now: float) -> None:
         self.start[at] = now
@@ -153,8 +194,8 @@ class _Simulator:
         self.moving[at] = now
         heapq.heappush(pair.goals, (pair.served + self.bytes[at], at))
 
-    def _finish(self, pair: _Pair, now: float) -> None:
-        """The pair's first flow has ended, and with it those that end at the same moment."""
+    def _finish(self, pair: _Pair, now: float) -> list[int]:
+        """The ops of the pair's first flow, which has ended, and of those that end at the same moment."""
         goals = pair.goals
         self.touched.setdefault(pair.number, len(goals))
         pair.version += 1
@@ -165,8 +206,7 @@ class _Simulator:
             ended.append(heapq.heappop(goals)[1])
         if not goals:
             pair.served = 0.0  # keeps the sum small, so that it stays exact
-        for at in ended:
-            self._end(at, now)
+        return ended
 
     def _end(self, at: int, now: float) -> None:
         self.end[at] = now
@@ -189,7 +229,7 @@ class _Simulator:
             if count == before:
                 continue
             if not rivals[number]:
-                pair.rate = pair.path.bytes_per_s / count if count else 0.0
+                pair.rate = self.sharing.alone(number, count) if count else 0.0
                 continue
             changed |= 1 << number | rivals[number]
             if not count:

@@ -2,11 +2,13 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any
 
 from gradtide.errors import TopologyError
+from gradtide.topology.clusters.build import Cluster, build_cluster
+from gradtide.topology.formats.toml_cluster import CLUSTER_FIELDS, ReadBeside, read_cluster, read_overrides
+from gradtide.topology.formats.toml_fields import TomlFields, TomlPlace
 from gradtide.topology.formats.toml_lines import TomlLines
 from gradtide.topology.model import Link, Node, NodeKind, Topology
 from gradtide.topology.units import format_bytes_per_s, format_seconds, parse_bytes_per_s, parse_seconds
@@ -15,16 +17,25 @@ from gradtide.topology.wording import nearest, shown
 
 __all__ = ["format_toml", "parse_toml"]
 
-TOP_FIELDS = ("name", "node", "link")
+TOP_FIELDS = ("name", "node", "link", *CLUSTER_FIELDS)
 NODE_FIELDS = ("name", "kind", "machine")
 LINK_FIELDS = ("between", "from", "to", "bandwidth", "latency", "count", "wire")
 LONGEST_LINE = 2_000
 MOST_WIRES = 1_000_000  # side by side in one link; beyond that it is a typo
 
 
-def parse_toml(text: str, origin: str, default_name: str) -> Topology:
-    """The topology that this text describes, checked; `origin` is what errors call the file."""
-    return _Reader(origin, TomlLines(text)).read(_load(text, origin), default_name)
+def _nothing_beside(file: str) -> str:
+    raise TopologyError(f"{shown(file)} can't be read from here; read the topology from a file")
+
+
+def parse_toml(
+    text: str, origin: str, default_name: str, beside: ReadBeside = _nothing_beside, hosts: int | None = None
+) -> Topology:
+    """The topology that this text describes, checked; `origin` is what errors call the file.
+
+    `beside` reads the files that it names; `hosts` is a number of hosts to have instead of the one that it says.
+    """
+    return _Reader(origin, TomlLines(text), beside, hosts).read(_load(text, origin), default_name)
 
 
 def _load(text: str, origin: str) -> dict[str, Any]:
@@ -48,50 +59,51 @@ def _syntax_error(message: str, text: str) -> str:
     return f"{where}: {' '.join(place[1].split())[:200]}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A table of the file: the third [[link]], say."""
-
-    table: str
-    index: int
-    values: Mapping[str, Any]
-
-
-class _Reader:
+class _Reader(TomlFields):
     """Turns tables into nodes and links, and faults into errors with their place."""
 
-    def __init__(self, origin: str, lines: TomlLines) -> None:
-        self.origin, self.lines = origin, lines
+    def __init__(self, origin: str, lines: TomlLines, beside: ReadBeside, hosts: int | None) -> None:
+        super().__init__(origin, lines)
+        self._beside, self._wanted = beside, hosts
 
     def read(self, raw: dict[str, Any], default_name: str) -> Topology:
-        top = _Place("topology", 0, raw)
+        top = TomlPlace("topology", 0, raw)
         self.known_fields(top, TOP_FIELDS)
         name = self.text(top, "name", default_name)
+        counted = self.counted(raw, name)
         nodes = tuple(self.node(place) for place in self.tables(raw, "node"))
         pairs = [(place, link) for place in self.tables(raw, "link") for link in self.links(place)]
-        topology = Topology(name, nodes, tuple(link for _, link in pairs))
+        topology = Topology(name, counted.nodes + nodes, counted.links + tuple(link for _, link in pairs))
         for fault in faults(topology):
             if fault.table == "link":
-                place = pairs[fault.index][0]
+                place = pairs[fault.index - len(counted.links)][0]
                 ends = fault.field in ("from", "to") and "between" in place.values
                 self.fail(place, "between" if ends else fault.field, fault.text)
-            self.fail(_Place(fault.table, fault.index, {}), fault.field, fault.text)
-        return topology
+            if fault.table == "node" and fault.index < len(counted.nodes):
+                self.fail(TomlPlace("fabric", 0, {}), "fabric", fault.text)
+            self.fail(TomlPlace(fault.table, fault.index - len(counted.nodes), {}), fault.field, fault.text)
+        return read_overrides(self, raw, topology)
 
-    def tables(self, raw: dict[str, Any], table: str) -> list[_Place]:
-        found = raw.get(table, [])
-        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-            self.fail(_Place("topology", 0, raw), table, f"write one [[{table}]] table for each {table}")
-        return [_Place(table, index, values) for index, values in enumerate(found)]
+    def counted(self, raw: dict[str, Any], name: str) -> Topology:
+        """What is described by counts; nothing where all is described node by node."""
+        if not set(CLUSTER_FIELDS) & set(raw):
+            if self._wanted is not None:
+                raise TopologyError(f"{self.origin}: has no [[hosts]] with a count, so there is no number to change")
+            return Topology(name, (), ())
+        cluster = read_cluster(self, raw, name, self._beside)
+        try:
+            return build_cluster(cluster if self._wanted is None else _resized(cluster, self._wanted))
+        except TopologyError as error:
+            raise TopologyError(f"{self.origin}: {str(error).removeprefix(f'{name}: ')}") from None
 
-    def node(self, place: _Place) -> Node:
+    def node(self, place: TomlPlace) -> Node:
         self.known_fields(place, NODE_FIELDS)
         name, kind = self.text(place, "name"), self.text(place, "kind")
         if kind not in list(NodeKind):
             self.fail(place, "kind", f"no kind of node is called {shown(kind)}{nearest(kind, list(NodeKind))}")
         return Node(name, NodeKind(kind), self.text(place, "machine", ""))
 
-    def links(self, place: _Place) -> list[Link]:
+    def links(self, place: TomlPlace) -> list[Link]:
         self.known_fields(place, LINK_FIELDS)
         ends = self.ends(place)
         bytes_per_s = self.quantity(place, "bandwidth", parse_bytes_per_s)
@@ -101,7 +113,7 @@ class _Reader:
             self.fail(place, "count", f"count must be a whole number from 1 to {MOST_WIRES:,}, not {shown(count)}")
         return [Link(a, b, bytes_per_s, latency_s, count, wire) for a, b in ends]
 
-    def ends(self, place: _Place) -> list[tuple[str, str]]:
+    def ends(self, place: TomlPlace) -> list[tuple[str, str]]:
         """Both directions of `between = [a, b]`, or the one of `from` and `to`."""
         if not {"between", "from", "to"} & set(place.values):
             self.fail(place, "between", "is missing; name the two ends of the link")
@@ -114,37 +126,18 @@ class _Reader:
             self.fail(place, "between", f'expected two names such as ["gpu0", "gpu1"], not {shown(both)}')
         return [(both[0], both[1]), (both[1], both[0])]
 
-    def known_fields(self, place: _Place, fields: tuple[str, ...]) -> None:
-        for field in place.values:
-            if field not in fields:
-                self.fail(place, field, f"there is no such field{nearest(field, fields)}")
 
-    def text(self, place: _Place, field: str, default: str | None = None) -> str:
-        value = place.values.get(field, default)
-        if value is None:
-            self.fail(place, field, "is missing; add it")
-        if not isinstance(value, str):
-            self.fail(place, field, f"expected text in quotes, not {shown(value)}")
-        return value
-
-    def quantity(self, place: _Place, field: str, parse: Callable[[str], float]) -> float:
-        value = place.values.get(field)
-        if isinstance(value, int | float):
-            self.fail(place, field, f"{value} has no unit; write for example {EXAMPLES[field]}")
-        try:
-            return parse(self.text(place, field))
-        except TopologyError as error:
-            if str(error).startswith(f"{self.origin}, "):
-                raise
-            self.fail(place, field, str(error))
-
-    def fail(self, place: _Place, field: str, text: str) -> NoReturn:
-        of = "" if place.table == "topology" else f" of {place.table} {place.index + 1}"
-        line = self.lines.find(place.table, place.index, field)
-        raise TopologyError(f"{self.origin}, line {line}, field {shown(field)}{of}: {text}")
-
-
-EXAMPLES = {"bandwidth": '"16 GB/s"', "latency": '"3 us"'}
+def _resized(cluster: Cluster, hosts: int) -> Cluster:
+    """So many hosts instead, of each kind in the same proportion."""
+    before = sum(group.count for group in cluster.groups)
+    if any(group.count * hosts % before for group in cluster.groups):
+        counts = " and ".join(str(group.count) for group in cluster.groups)
+        raise TopologyError(f"{hosts} hosts can't be {counts} in proportion; take a multiple")
+    groups = tuple(replace(group, count=group.count * hosts // before) for group in cluster.groups)
+    fabric = cluster.fabric
+    if fabric.hosts_a_leaf == before:  # one leaf, or one for each rail, holds them all, however many
+        fabric = replace(fabric, hosts_a_leaf=hosts)
+    return Cluster(cluster.name, groups, fabric)
 
 
 def format_toml(topology: Topology) -> str:
@@ -153,13 +146,13 @@ def format_toml(topology: Topology) -> str:
     for node in topology.nodes:
         machine = f"machine = {_quoted(node.machine)}\n" if node.machine else ""
         parts.append(f'[[node]]\nname = {_quoted(node.name)}\nkind = "{node.kind}"\n{machine}')
-    links = list(topology.links)
-    while links:
-        link = links.pop(0)
+    links, at = topology.links, 0
+    while at < len(links):
+        link = links[at]
         back = Link(link.target, link.source, link.bytes_per_s, link.latency_s, link.count, link.wire)
-        paired = bool(links) and links[0] == back
+        paired = at + 1 < len(links) and links[at + 1] == back
         parts.append(_format_link(link, both_ways=paired))
-        del links[: int(paired)]
+        at += 1 + paired
     return "\n".join(parts)
 
 
