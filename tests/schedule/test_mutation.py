@@ -13,6 +13,7 @@ from gradtide.schedule.model import Op, Schedule
 from gradtide.schedule.request import STRATEGIES, NotApplicable, Request
 from gradtide.schedule.verify import verify
 from gradtide.topology.presets import preset
+from gradtide.topology.what_if import degraded
 
 pytestmark = pytest.mark.quick
 
@@ -24,13 +25,13 @@ MUTANTS, ORDERS = 1000, 50
 
 def originals() -> list[Schedule]:
     found = []
-    for name in ("pcie-4gpu", "ethernet-cluster:2x2@25", "ring:3", "star:5"):
-        topology = preset(name)
+    places = [preset(name) for name in ("pcie-4gpu", "ethernet-cluster:2x2@25", "ring:3", "star:5")]
+    for topology in (*places, degraded(preset("rail:2x2x2@100"), "host1.nic0", 0.5)):
         devices = tuple(node.name for node in topology.nodes if node.kind == "device")
         for collective in COLLECTIVES:
             request = Request(topology, devices, 150_000, collective, root=1)  # type: ignore[arg-type]
             for strategy, build in STRATEGIES.items():
-                if strategy == "packed-trees" and name != "pcie-4gpu":
+                if strategy == "packed-trees" and topology.name != "pcie-4gpu":
                     continue  # packing takes longer than all that is done with it here
                 try:
                     schedule = build(request)

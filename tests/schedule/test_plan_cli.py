@@ -106,6 +106,14 @@ def test_sizes_tell_who_wins_from_where_on(tmp_path: Path, place: str):
         (["pcie-4gpu", "--size", "160 MBytes"], "MBytes"),
         (["pcie-4gpu", "--size", "1MB", "--devices", "gpu0,gpu7"], "no device 'gpu7'"),
         (["nowhere.toml", "--size", "1MB"], "nowhere.toml"),
+        (["rail:2x2x2@100", "--size", "1MB", "--without", "host1.nic9"], "did you mean 'host1.nic1'"),
+        (["rail:2x2x2@100", "--size", "1MB", "--degrade", "host1.nic1"], "is not NAME=FACTOR"),
+        (["ring:4", "--size", "1MB", "--hosts", "2..4"], "ring:4 has no number of hosts"),
+        (["rail:2x2x2@100", "--size", "1MB", "--hosts", "8..4"], "the smaller first"),
+        (["rail:2x2x2@100", "--size", "1MB", "--hosts", "4-8"], "a range such as 4..128"),
+        (["rail:2x2x2@100", "--size", "1MB", "--hosts", "2..4", "--draw", "x.svg"], "leave --hosts out"),
+        (["rail:2x2x2@100", "--sizes", "1KB..1MB", "--upgrade"], "--upgrade goes with one plan"),
+        (["ring:4", "--size", "1MB", "--host-kind", "dgx2"], "goes with Slurm"),
         (["ring:4", "--size", "1MB", "--schedule", "/nonexistent/x.json"], "/nonexistent/x.json"),
     ],
 )
@@ -118,3 +126,23 @@ def test_mistakes_are_one_clear_line(arguments: list[str], fault: str):
 def test_a_reader_that_has_seen_enough_is_no_error():
     words = f"{shlex.quote(sys.executable)} -m gradtide plan ring:4 --size 1MB | true"
     assert subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=60).stderr == ""
+
+
+def test_hosts_give_the_time_and_the_bound_of_each_size_of_the_cluster(tmp_path: Path):
+    plot = tmp_path / "hosts.svg"
+    arguments = ("rail:2x2x2@100", "--size", "100MB", "--hosts", "2..3", "--degrade", "leaf0=0.5")
+    data = json.loads(run(*arguments, "--json", "--output", str(plot)))
+    assert data["hosts"] == [2, 3]
+    assert [row["devices"] for row in data["plans"]] == [4, 6]
+    assert all(row["seconds"] >= row["bound_seconds"] > 0 for row in data["plans"])
+    assert plot.read_text().startswith("<?xml")
+    lines = run(*arguments).splitlines()
+    assert lines[0] == "all_reduce of 100 MB on rail:HOSTSx2x2@100, leaf0 × 0.5"
+    assert [line.split()[0] for line in lines[1:]] == ["hosts", "2", "3"]
+
+
+def test_upgrade_says_what_a_tenth_more_is_worth():
+    assert "Upgrade gpu-switch first: 10 % more on gpu-switch is worth" in run(
+        "pcie-4gpu", "--size", "1MB", "--upgrade"
+    )
+    assert json.loads(run("pcie-4gpu", "--size", "1MB", "--upgrade", "--json"))["upgrades"]["gpu-switch"] > 0.05

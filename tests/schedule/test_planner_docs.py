@@ -21,7 +21,7 @@ def test_the_examples_of_the_page_run(tmp_path, monkeypatch):
 
 def test_the_pictures_of_the_page_are_there():
     names = re.findall(r"\]\((images/[^)]+)\)", PAGE)
-    assert len(names) == 3
+    assert len(names) == 7
     assert all((DOCS / name).stat().st_size > 1000 for name in names)
 
 

@@ -10,6 +10,7 @@ from gradtide.schedule.model import Op, Schedule
 from gradtide.schedule.request import STRATEGIES, Request
 from gradtide.schedule.verify import verify
 from gradtide.topology.presets import preset
+from gradtide.topology.what_if import degraded
 
 pytestmark = pytest.mark.quick
 
@@ -121,8 +122,9 @@ def test_fifty_thousand_ops_with_indirect_deps_are_verified_in_seconds():
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_one_slot_a_lane_is_enough_for_every_strategy(name: str):
     """The proof in verify's docstring, run: ranks issue in list order, a lane holds one op that nobody has taken."""
-    where = "ethernet-cluster:2x2@25" if name == "hierarchical" else "pcie-4gpu"
-    topology = preset(where)
+    topology = preset("ethernet-cluster:2x2@25" if name.startswith("hierarchical") else "pcie-4gpu")
+    if name == "balanced-rails":
+        topology = degraded(preset("rail:2x2x2@100"), "host1.nic0", 0.5)
     devices = tuple(node.name for node in topology.nodes if node.kind == "device")
     plan = STRATEGIES[name](Request(topology, devices, 64_000_000))
     queues: dict[tuple[int, int], deque[Op]] = {}

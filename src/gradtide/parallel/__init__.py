@@ -6,15 +6,17 @@ And on many processes:
 
 sharding.py       each worker's part of every batch
 batch_parts.py    what of a batch is cut, entered or refused
-loaders.py        where whole batches come from: the same for all workers
+reading/          where batches come from, the same for all workers, and what of them a worker reads
 part_costs.py     what parts of a batch cost one worker or device, from noisy measurements
 balance.py        who takes how much of a batch: shares that follow measured speed
 agreed_shares.py  the shares that all workers agree on
-order.py          the order of a DataLoader's batches, which worker 0's sampler decides
 agreement.py      what workers tell each other before a batch
+workers_norm.py   batch normalisation over the parts of all workers
 worker_random.py  random numbers of a worker's own inside the model's forward
 pace.py           how long steps take, and what of it goes into synchronising
 data_parallel.py  a model whose parameters all workers update alike
+model_parallel.py a model that is split over devices or processes
+split/            a model that is split: by layers, within layers, and with copies
 preload.py        all of this loaded ahead, by a process that makes workers by fork
 """
 
@@ -29,6 +31,7 @@ from gradtide.parallel.devices.step import BatchResult, train_batch, train_part
 
 if TYPE_CHECKING:
     from gradtide.parallel.data_parallel import DataParallel
+    from gradtide.parallel.model_parallel import ModelParallel
     from gradtide.parallel.sharding import shard
 
 __all__ = [
@@ -37,6 +40,7 @@ __all__ = [
     "Device",
     "DeviceBatch",
     "DevicePool",
+    "ModelParallel",
     "Replica",
     "find_devices",
     "has_batch_norm",
@@ -50,6 +54,7 @@ __all__ = [
 
 _LAZY = {  # they bring in numba and the store, which the devices of one process don't need
     "DataParallel": "gradtide.parallel.data_parallel",
+    "ModelParallel": "gradtide.parallel.model_parallel",
     "shard": "gradtide.parallel.sharding",
 }
 

@@ -1,7 +1,7 @@
 """The shares that all workers agree on: each tells the others what its parts cost, now and then, before a batch.
 
-Every worker has the whole batch, whatever its loader reads ahead, and cuts it when it is given: nothing needs to be
-known before that.
+A batch is cut when it is given. What a loader reads ahead it reads for the shares that are expected then, and reads
+again if there are others.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ import torch
 
 from gradtide.errors import CommunicationError, ConfigError
 from gradtide.events import SharesChanged
-from gradtide.fair_share import Cost
+from gradtide.fair_share import Cost, even_shares
 from gradtide.parallel.agreement import PURPOSE
 from gradtide.parallel.balance import Balance
 from gradtide.parallel.part_costs import CostMeter, Estimate
@@ -44,6 +44,12 @@ class AgreedShares:
             else:
                 self._compare(samples)
         return self._balance.shares(samples, job.size, job.least_part)
+
+    def expected(self, samples: int) -> tuple[int, ...]:
+        """The sizes that it would have, as far as is known now. Nobody else is asked."""
+        if self._job.generation != self._generation:
+            return even_shares(samples, self._job.size)
+        return self._balance.shares(samples, self._job.size, self._job.least_part)
 
     def _check(self) -> None:
         job = self._job

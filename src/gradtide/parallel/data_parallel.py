@@ -2,8 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch import nn
 
 from gradtide.compress import Compress, as_compress
 from gradtide.errors import ConfigError
-from gradtide.events import Emit, ignore
+from gradtide.events import BatchStarted, Emit, ParametersUpdated, ignore
+from gradtide.observe.event_log import find_log
 from gradtide.parallel.pace import StepPace
 from gradtide.parallel.worker_random import WorkerRandom
 from gradtide.schedule.model import Schedule
@@ -71,7 +72,9 @@ class DataParallel(nn.Module):
         if timeouts is not None:
             self._job.wait_as(timeouts)
         _refuse_sync_batch_norm(module, self._job)
-        self._random, self._pace = WorkerRandom(self._job), StepPace(emit)
+        self._log = find_log(self._job.rank, ParametersUpdated)
+        self._random = WorkerRandom(self._job)
+        self._pace = StepPace(emit if self._log is None else self._log.around(emit))
         closures = isinstance(sync, Local) and sync.over is not None and not sync.after  # others see changes alone
         self._synchroniser = Synchroniser(
             find_trained(module, optimizer, clip_norm, broadcast_buffers=broadcast_buffers, closures=closures),
@@ -97,6 +100,8 @@ class DataParallel(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before(self) -> None:
+        if self._log is not None:  # a loop of the user's own says nothing itself
+            self._log.observe(BatchStarted())
         self._synchroniser.before_forward()
         self._random.enter()
 
@@ -104,6 +109,21 @@ class DataParallel(nn.Module):
     def _after(self, outputs: Any) -> None:
         self._random.leave()
         self._synchroniser.watch(outputs)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """For a loop that calls parts of the model, and backward, by itself: what it does in here counts as a forward.
+        Each loss is given to `watch` before its backward."""
+        self._before()
+        try:
+            yield
+        finally:
+            self._random.leave()
+
+    def watch(self, loss: Any) -> None:
+        """Within `entered`: the next backward begins at this loss."""
+        self._synchroniser.before_forward()
+        self._synchroniser.watch(loss)
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Updates every worker's parameters alike, and clears the gradients: `optimizer.step()` and `zero_grad()`, of
@@ -160,6 +180,8 @@ class DataParallel(nn.Module):
             found.append("unlike in one process, batch normalisation sees each worker's own part of a batch")
         if any(map(_draws, modules)):
             found.append("unlike in one process, each worker draws its own dropout masks")
+        if self._job.reading:
+            found.append(self._job.reading)
         if mode != "bsp":
             found.append(f"unlike in one process, {mode} steps with values that may be some steps old")
         return found
@@ -169,7 +191,14 @@ class DataParallel(nn.Module):
         try:
             self._synchroniser.finish()
         finally:
-            self._synchroniser.close()
+            self.abandon()
+
+    def abandon(self) -> None:
+        """After a failure, instead of `close`: waits for nobody. What is under way is lost; the model keeps its
+        parameters."""
+        self._synchroniser.close()
+        if self._log is not None:
+            self._log.close()
 
     # --- what a script keeps ---
 
@@ -201,7 +230,7 @@ class DataParallel(nn.Module):
     def sync_state(self) -> dict[str, Any]:
         """With `Local`: what the outer optimizer remembers, to be saved where workers have met, beside the model and
         each worker's own optimizer. With `compress=`: what was left out of this worker's gradients, or changes, so
-        far. Tensors and numbers; nothing without both, and nothing over servers."""
+        far, which servers' own checkpoints lack. Tensors and numbers; nothing without both."""
         return self._synchroniser.state()
 
     def load_sync_state(self, state: Mapping[str, Any]) -> None:

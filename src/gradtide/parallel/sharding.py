@@ -4,11 +4,18 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
+import torch
+
 from gradtide.errors import ConfigError
-from gradtide.even_share import even_share
 from gradtide.parallel.agreed_shares import AgreedShares
 from gradtide.parallel.batch_parts import count_samples, cut
-from gradtide.parallel.loaders import AgreedBatches, GivenBatches, has_agreeable_order, refuse_cut_loader
+from gradtide.parallel.reading.draws import OwnDraws, Watched
+from gradtide.parallel.reading.eligible import Read, describe_reading, has_agreeable_order, why_whole
+from gradtide.parallel.reading.loaders import AgreedBatches, GivenBatches, refuse_cut_loader
+from gradtide.parallel.reading.own_part import OwnPart
+from gradtide.parallel.reading.part_batch import PartBatch
+from gradtide.parallel.reading.part_reader import PartReader
+from gradtide.parallel.reading.replay import seed_of_worker
 from gradtide.sync import Job, current_job
 from gradtide.sync.job import BatchShare
 
@@ -31,6 +38,10 @@ class shard(Iterable[Any]):
     All workers must go over the same batches. In a DataLoader over a Dataset with a length, all take the order that
     worker 0's sampler gives. The first batch of any other iterable is compared between workers, and a difference is
     refused. `check=False` does neither: then the loaders must give all workers the same by themselves.
+
+    Where it is the same, a worker reads only its own part of each batch: of a DataLoader over a Dataset with a length
+    and torch's own collate function. `read="part"` says that a collate function of yours may be given a part alone, and
+    that each worker may draw random numbers of its own while it reads; `read="whole"` reads all and cuts.
     """
 
     def __init__(
@@ -40,6 +51,7 @@ class shard(Iterable[Any]):
         whole: Sequence[str] = (),
         check: bool = True,
         balance: bool | AgreedShares = False,
+        read: Read = None,
         job: Job | None = None,
     ) -> None:
         if isinstance(whole, str):
@@ -50,6 +62,8 @@ class shard(Iterable[Any]):
         self._shares = _find_shares(self._job, loader) if balance is True else (balance or None)
         if not isinstance(balance, bool | AgreedShares):
             raise ConfigError(f"shard: balance={balance!r}; say True or False")
+        self._own = OwnPart(self._job, self._shares)
+        self._read, self._why_whole = read, why_whole(loader, read, self._whole, check)
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -85,9 +99,16 @@ class shard(Iterable[Any]):
             self._job.window = 0
 
     def _batches(self) -> AgreedBatches | GivenBatches:
-        if self._check and has_agreeable_order(self._loader) and (self._job.size > 1 or self._job.elastic is not None):
-            return AgreedBatches(self._loader, self._job)
-        return GivenBatches(self._loader, self._job, self._check)
+        job = self._job
+        if self._check and has_agreeable_order(self._loader) and (job.size > 1 or job.elastic is not None):
+            job.reading = describe_reading(self._loader, self._read, self._why_whole)
+            return AgreedBatches(self._loader, job, None if self._why_whole else self._reader())
+        job.reading = ""
+        return GivenBatches(self._loader, job, self._check)
+
+    def _reader(self) -> PartReader:
+        seed = seed_of_worker(torch.initial_seed() + self._job.batches, self._job.number)
+        return PartReader(self._loader, self._own.expect, seed, OwnDraws(seed) if self._read == "part" else Watched())
 
     def _give(self, batch: Any, loop: object) -> Iterator[Any]:
         part = self._part(batch, loop)
@@ -99,22 +120,12 @@ class shard(Iterable[Any]):
         self._shares.end()
 
     def _part(self, batch: Any, loop: object) -> Any:
-        job = self._job
-        samples = count_samples(batch, self._whole)
-        rank, size = job.held or (job.rank, job.size)
-        if self._shares is None:
-            begin, end = even_share(samples, rank, size) if rank >= 0 else (0, 0)
-        else:
-            if job.in_windows and job.elastic is not None:
-                raise ConfigError(
-                    "balance=True with Local, in a job that may lose or gain workers: parts of a window can't be cut "
-                    "anew in it; leave balance= or --min-workers and the like out"
-                )
-            sizes = self._shares.of(samples)
-            begin, end = sum(sizes[:rank]), sum(sizes[: rank + 1])
+        job, read = self._job, isinstance(batch, PartBatch)
+        samples = len(batch.indices) if read else count_samples(batch, self._whole)
+        begin, end = self._own.decide(samples)
         job.share = job.shares[loop] = BatchShare(end - begin, samples)
         first, last = (0, 1) if begin == end else (begin, end)
-        return cut(batch, first, last, self._whole)
+        return batch.take(first, last) if read else cut(batch, first, last, self._whole)
 
 
 def _count_batches(loader: Iterable[Any]) -> int | None:

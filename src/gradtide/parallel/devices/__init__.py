@@ -2,6 +2,8 @@
 
 pool.py         which devices there are; a thread for each
 replicas.py     a copy of the model on each device, with its gradients in one flat buffer
+nested.py       batches that are more than one tensor
+pieces.py       pieces of a batch that are the same samples on one device and on many
 batches.py      one batch cut into a part a device
 shares.py       parts that follow the devices' measured speed
 loss_terms.py   over how many terms a loss is a mean, where that is known

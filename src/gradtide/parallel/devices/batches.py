@@ -1,38 +1,52 @@
 """One batch cut into a shard a device."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from gradtide.errors import ConfigError
+from gradtide.parallel.devices.nested import length, moved, split_rows
+from gradtide.parallel.devices.pieces import dealt, even_pieces, take_rows
 from gradtide.parallel.devices.pool import Device
 
-__all__ = ["DeviceBatch", "split_batch"]
+__all__ = ["DeviceBatch", "split_batch", "split_pieces"]
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
     """The part of a batch that one device works on."""
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Any  # a tensor, or a dict, tuple or list of them
+    targets: Any
     weight: float  # its share of the batch's samples: a mean over the shard counts this much in the batch's mean
     of: int | None = None  # the samples of the batch of all workers, where this is of a worker's part
     pieces: int = 1  # that the device computes one after the other, for want of memory
+    sizes: tuple[int, ...] = ()  # of these, where they are not simply even
 
     def cut(self) -> "list[DeviceBatch]":
         """Its pieces, whose weights add up to its own."""
         if self.pieces == 1:
             return [self]
-        cut = zip(self.inputs.tensor_split(self.pieces), self.targets.tensor_split(self.pieces), strict=True)
-        shares = [(inputs, targets, self.weight * len(inputs) / len(self.inputs)) for inputs, targets in cut]
-        return [DeviceBatch(inputs, targets, weight, self.of) for inputs, targets, weight in shares]
+        sizes = self.sizes or even_pieces(self.samples, self.pieces)
+        cut = zip(split_rows(self.inputs, sizes), split_rows(self.targets, sizes), sizes, strict=True)
+        return [DeviceBatch(i, t, self.weight * size / self.samples, self.of) for i, t, size in cut]
+
+    @property
+    def samples(self) -> int:
+        return length(self.inputs)
+
+    @property
+    def device(self) -> torch.device:
+        found: Tensor = next(leaf for leaf in pytree.tree_leaves(self.inputs) if isinstance(leaf, Tensor))
+        return found.device
 
 
 def split_batch(
-    batch: tuple[Tensor, Tensor],
+    batch: tuple[Any, Any],
     devices: Sequence[Device],
     of: int | None = None,
     pieces: int = 1,
@@ -47,28 +61,28 @@ def split_batch(
     `sizes`: a shard of so many samples for each device.
     """
     inputs, targets = batch
-    samples = len(inputs)
-    if samples == 0 or len(targets) != samples:
-        raise ConfigError(
-            f"a batch has {samples} inputs and {len(targets)} targets; it needs as many of each, 1 or more"
-        )
+    samples, labels = length(inputs), length(targets)
+    if samples == 0 or labels != samples:
+        raise ConfigError(f"a batch has {samples} inputs and {labels} targets; it needs as many of each, 1 or more")
     if sizes is None:
-        shards = min(samples, len(devices))
-        pieces = min(pieces, samples // shards)
-        cut = zip(torch.tensor_split(inputs, shards), torch.tensor_split(targets, shards), devices, strict=False)
+        sizes = even_pieces(samples, min(samples, len(devices)))
     elif len(sizes) != len(devices) or sum(sizes) != samples or min(sizes) < 1:
         raise ConfigError(
             f"sizes {list(sizes)} for {len(devices)} devices and a batch of {samples}: give one for each, 1 or more, "
             "which add up to the batch"
         )
-    else:
-        pieces = min(pieces, *sizes)
-        cut = zip(torch.split(inputs, list(sizes)), torch.split(targets, list(sizes)), devices, strict=True)
+    pieces = min(pieces, *sizes)
+    cut = zip(split_rows(inputs, sizes), split_rows(targets, sizes), sizes, devices, strict=False)
     return [
-        DeviceBatch(_on(device, part), _on(device, labels), len(part) / samples, of, pieces)
-        for part, labels, device in cut
+        DeviceBatch(moved(part, device.torch_device), moved(labels, device.torch_device), size / samples, of, pieces)
+        for part, labels, size, device in cut
     ]
 
 
-def _on(device: Device, tensor: Tensor) -> Tensor:
-    return tensor.to(device.torch_device, non_blocking=True)
+def split_pieces(
+    batch: tuple[Any, Any], devices: Sequence[Device], pieces: Sequence[int], of: int | None = None
+) -> list[DeviceBatch]:
+    """As `split_batch`, but each piece of so many samples is cut over all devices, which meet in it."""
+    counts, rows = dealt(pieces, len(devices))
+    whole = split_batch(take_rows(batch, rows), devices, of, sizes=[sum(own) for own in counts])
+    return [replace(part, pieces=len(own), sizes=tuple(own)) for part, own in zip(whole, counts, strict=True)]

@@ -8,6 +8,7 @@ samples, unless `loss_terms` says what it is, and that is compared while it runs
 import copy
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -15,11 +16,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from gradtide.errors import ConfigError, DataError
 from gradtide.parallel.devices.batches import DeviceBatch
-from gradtide.parallel.devices.loss_check import Halves
+from gradtide.parallel.devices.loss_check import Halves, refuse_foreign, refuse_random
 from gradtide.parallel.devices.loss_terms import NAMES, LossFn, Terms, find_terms
+from gradtide.parallel.devices.nested import length
 
 __all__ = ["Loss", "LossFn", "LossTerms", "Weighed"]
 
@@ -44,10 +47,27 @@ class Loss:
         self.terms: Terms = find_terms(self._fn, loss_terms)
         self._fns = {device: _on(self._fn, device) for device in devices}
         self._halves = Halves(self.terms)
+        self.looks = 0  # in how many calls from now on it is looked at what it reads
+        self.repeats = 0  # and in how many it is computed twice, to see that it is the same
+        self.weighted = False  # whether targets are pairs of targets and of what each sample counts
+        self.precision: torch.dtype | None = None  # that forward and the loss are computed in, where torch allows
 
     @classmethod
     def of(cls, given: LossFn) -> "Loss":
         return given if isinstance(given, cls) else cls(given)
+
+    @property
+    def function(self) -> LossFn:
+        """What computes it."""
+        return self._fn
+
+    def casting(self, device: torch.device) -> AbstractContextManager[Any]:
+        """What forward and the loss are computed in, on this device."""
+        return nullcontext() if self.precision is None else torch.autocast(device.type, self.precision)
+
+    def plain_targets(self, targets: Any) -> Any:
+        """What a metric, or who counts right answers, is to see of them."""
+        return targets[0] if self.weighted else targets
 
     def begin(self, parts: Sequence[DeviceBatch], *, split: bool) -> Weighed:
         """Before the losses of a step are asked for. `split`: these parts, or those of all workers, are several."""
@@ -56,7 +76,7 @@ class Loss:
 
     def weigh(self, parts: Sequence[DeviceBatch]) -> Weighed:
         """A part of weight 0 counts nothing, whatever is in it."""
-        samples = sum(len(part.inputs) for part in parts if part.weight)
+        samples = sum(part.samples for part in parts if part.weight)
         if self.terms.is_sum:
             # A worker's gradient counts by its share of the batch's samples, so its sum is taken as much larger.
             return Weighed([(part.of or samples) / samples if part.weight else 0.0 for part in parts], samples)
@@ -68,7 +88,7 @@ class Loss:
 
     def count(self, targets: Tensor) -> float:
         """Over how many terms the loss of these targets is a mean."""
-        terms = float(len(targets)) if self.terms.count is None else float(self.terms.count(targets))
+        terms = float(length(targets)) if self.terms.count is None else float(self.terms.count(targets))
         if not (terms >= 0 and math.isfinite(terms)):
             raise ConfigError(f"loss_terms gave {terms}; it must give the number of terms of a batch, 0 or more")
         return terms
@@ -82,7 +102,7 @@ class Loss:
             )
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
-        fn = self._fns.get(targets.device, self._fn)
+        fn = self._fns.get(_device_of(targets), self._fn)
         compare = self._halves.watch(outputs, targets)
         loss = fn(outputs, targets)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -92,7 +112,17 @@ class Loss:
             )
         if compare is not None:
             compare(fn, loss)
+        if self.looks > 0:
+            self.looks -= 1
+            refuse_foreign(outputs, loss)
+        if self.repeats > 0:
+            self.repeats -= 1
+            refuse_random(fn, outputs, targets, loss)
         return loss
+
+
+def _device_of(targets: Any) -> Any:
+    return next((leaf.device for leaf in pytree.tree_leaves(targets) if isinstance(leaf, Tensor)), None)
 
 
 def _find(wanted: str | LossFn) -> LossFn:

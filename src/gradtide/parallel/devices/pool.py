@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Self
@@ -89,6 +90,22 @@ class Meeting:
         self._barrier.abort()
 
 
+def _autocast_around(work: Callable[[int], Any], kinds: set[str]) -> Callable[[int], Any]:
+    """The same work under the caller's torch.autocast, which other threads would not know of."""
+    entered = [kind for kind in sorted(kinds) if torch.is_autocast_enabled(kind)]
+    if not entered:
+        return work
+    dtypes, cached = [torch.get_autocast_dtype(kind) for kind in entered], torch.is_autocast_cache_enabled()
+
+    def casting(index: int) -> Any:
+        with ExitStack() as stack:
+            for kind, dtype in zip(entered, dtypes, strict=True):
+                stack.enter_context(torch.autocast(kind, dtype, cache_enabled=cached))
+            return work(index)
+
+    return casting
+
+
 class DevicePool:
     """A thread a device. On CPU each computes with its part of the cores, so that the devices run side by side."""
 
@@ -113,8 +130,9 @@ class DevicePool:
         if count == 1 == len(self.devices):
             return [work(0)]  # one device needs no other thread, and computes with all cores
         self.meeting.open(count)
+        casting = _autocast_around(work, {device.torch_device.type for device in self.devices})
         for todo in self._todo[:count]:
-            todo.put(work)
+            todo.put(casting)
         results: list[Any] = [None] * count
         failures: list[BaseException] = []
         for _ in range(count):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gradtide.collective import check_strategy, sum_over_devices
@@ -43,6 +43,8 @@ def train_batch(
     strategy: str = "sharded",
     randomness: Sequence[DeviceRandom | None] | None = None,
     emit: Emit = ignore,
+    *,
+    clip_norm: float | None = None,
 ) -> BatchResult:
     """Takes one step on every replica with the gradient of the whole batch; afterwards all hold the same parameters.
 
@@ -56,6 +58,8 @@ def train_batch(
 
     def update(index: int) -> None:
         replicas[index].gradients.hand_out(used)
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(replicas[index].gradients.parameters, clip_norm)
         optimizers[index].step()
         optimizers[index].zero_grad(set_to_none=True)
 
@@ -148,13 +152,14 @@ def _weigh(model: "Synchroniser", loss: Loss, terms: float) -> bool:
 
 def _backward(replica: Replica, part: _Part, loss: Loss, randomness: DeviceRandom | None) -> _Seen:
     batch, weight = part
-    with randomness or nullcontext():
+    with loss.casting(replica.device.torch_device), randomness or nullcontext():
         outputs = replica.module(batch.inputs)
-    correct = count_correct(outputs, batch.targets)
+    correct = count_correct(outputs, loss.plain_targets(batch.targets))
     if weight == 0:  # a mean over nothing is not a number; it counts nothing, whatever it is
         _backward_nothing(outputs)
         return 0.0, correct
-    value = loss(outputs, batch.targets) * weight
+    with loss.casting(replica.device.torch_device):
+        value = loss(outputs, batch.targets) * weight
     value.backward()
     return value.item(), correct
 
@@ -191,7 +196,7 @@ def _forward_and_backward(
 def _result(seen: Sequence[_Seen], shards: Sequence[DeviceBatch], terms: float) -> BatchResult:
     corrects = [correct for _, correct in seen]
     correct = None if None in corrects else sum(c for c in corrects if c is not None)
-    samples = sum(len(shard.inputs) for shard in shards)
+    samples = sum(shard.samples for shard in shards)
     return BatchResult(sum(loss for loss, _ in seen), correct, samples, terms)
 
 
@@ -212,8 +217,10 @@ def _synchronise(replicas: Sequence[Replica], strategy: str, pool: DevicePool) -
     return sum(sum_over_devices(of_devices, strategy, each=pool.run) for of_devices in buffers)
 
 
-def count_correct(outputs: Tensor, targets: Tensor) -> int | None:
+def count_correct(outputs: Any, targets: Any) -> int | None:
     """How many samples are in the right class, or None where outputs are not scores of classes."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        return None
     if targets.is_floating_point() or targets.dim() != 1 or outputs.dim() != 2:
         return None
     return int((outputs.argmax(1) == targets).sum())

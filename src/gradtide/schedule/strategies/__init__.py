@@ -9,10 +9,14 @@ halving_doubling.py  exchange halves with one partner after the other
 hierarchical.py      inside machines, between them, back
 servers.py           parameter servers
 packed_trees.py      the trees that come closest to the lower bound
+composed.py          inside machines, between them and between racks at once, where machines are alike
+balanced_rails.py    as much over each NIC as it is fast, where they differ or one is dead
 """
 
 from gradtide.schedule.request import STRATEGIES
 from gradtide.schedule.strategies import (  # noqa: F401
+    balanced_rails,
+    composed,
     halving_doubling,
     hierarchical,
     host,

@@ -27,8 +27,10 @@ FEWER_OPS = 3_000  # ... where many arcs make each of them take longer to simula
 MOST_OPS = 30_000
 EXACT = 1_000_000  # weights are parts of about that
 CLOSE = 1.05  # times the bound; then timetables, which take long where routes cross, needn't be tried
+FAR = 1.1  # times the bound; then even a usual buffer is worth a search for whole trees
+MORE = 3  # times the usual ops, where a pipeline takes long to fill
 MANY_ARCS = 128  # with more, timetables of all that many ops take seconds to make
-SEARCHED_ARCS = 160  # of 12 devices and a host; with those of 16, a search for whole trees takes half a minute
+SEARCHED_ARCS = 182  # of 12 devices and two hosts; with those of 16, a search for whole trees takes many seconds
 
 
 @strategy("packed-trees")
@@ -50,35 +52,71 @@ def _best(request: Request, best: NetworkPacking) -> Schedule:
     machines = _alike(request, best)
     if machines is not None:
         return _written(request, network, machines)
-    owners = network.devices if request.collective in ("reduce_scatter", "all_gather") else 0
-    slacks = SLACKS if most_ops(size_bytes) > USUAL_OPS else SLACKS[:1]
-    groups, cuts = _cuts(request, slacks[0])
+    groups, cuts = _cuts(request, SLACKS[0])
     latency_s = max(steps(group) for group in groups) * float(network.latency_s.mean())
     enough_s = GOOD_ENOUGH * size_bytes * best.packing.bound + latency_s
     coarse = timetable(network, groups, cuts[0], size_bytes, enough_s)
     if coarse.seconds <= enough_s:  # on one switch: a piece a device, in a hundred ops
         return _written(request, network, coarse)
-    plans: list[SideBySide | Timetable] = []
+    plan = _of_large_buffers if most_ops(size_bytes) > USUAL_OPS else _of_usual_buffers
+    return _written(request, network, min(plan(request, best, enough_s), key=lambda each: each.seconds))
+
+
+def _of_large_buffers(request: Request, best: NetworkPacking, enough_s: float) -> list[SideBySide | Timetable]:
+    plans = _side_by_side(request, best, SLACKS, enough_s)
+    if _searched(best.network) and not _done(plans, enough_s):
+        plans += _whole_trees(request, best, CLOSE)
+        enough_s *= CLOSE / GOOD_ENOUGH
+    return plans + ([] if _done(plans, enough_s) else _timetables(request, best, SLACKS, enough_s))
+
+
+def _of_usual_buffers(request: Request, best: NetworkPacking, enough_s: float) -> list[SideBySide | Timetable]:
+    plans = _side_by_side(request, best, SLACKS[:1], enough_s)
+    if not _done(plans, enough_s):
+        plans += _timetables(request, best, SLACKS[:1], enough_s)
+    far = _searched(best.network) and not _done(plans, enough_s * FAR / GOOD_ENOUGH)
+    return plans + (_whole_trees(request, best, FAR) if far else [])
+
+
+def _side_by_side(
+    request: Request, best: NetworkPacking, slacks: tuple[float, ...], enough_s: float
+) -> list[SideBySide | Timetable]:
+    size_bytes, plans = request.size_bytes, list[SideBySide | Timetable]()
+    owners = best.network.devices if request.collective in ("reduce_scatter", "all_gather") else 0
     for slack in slacks:
-        fair = side_by_side(network, _cuts(request, slack)[0], size_bytes, most_ops(size_bytes), owners)
+        fair = side_by_side(best.network, _cuts(request, slack)[0], size_bytes, most_ops(size_bytes), owners)
         plans += [fair] if fair else []
         if _done(plans, enough_s):
             break
-    few = len(network.tails) <= SEARCHED_ARCS
-    if len(slacks) > 1 and few and _crosses(network) and not _done(plans, enough_s):
-        whole = whole_trees(
-            network, demand_of(request, network), best.packing, groups, size_bytes, most_ops(size_bytes)
-        )
-        plans += [whole] if whole else []
-        enough_s *= CLOSE / GOOD_ENOUGH
+    return plans
+
+
+def _timetables(
+    request: Request, best: NetworkPacking, slacks: tuple[float, ...], enough_s: float
+) -> list[SideBySide | Timetable]:
+    plans = list[SideBySide | Timetable]()
     for slack in slacks:
-        if _done(plans, enough_s):
-            break
         plan, finer_helps = _finest_that_helps(request, best, slack, enough_s)
         plans.append(plan)
-        if not finer_helps:  # it is latency that costs, not crowded wires
+        if not finer_helps or _done(plans, enough_s):  # where it doesn't, latency costs, not crowded wires
             break
-    return _written(request, network, min(plans, key=lambda each: each.seconds))
+    return plans
+
+
+def _searched(network: WireNetwork) -> bool:
+    """Whether a search for whole trees is worth its time."""
+    return len(network.tails) <= SEARCHED_ARCS and _crosses(network)
+
+
+def _whole_trees(request: Request, best: NetworkPacking, close: float) -> list[SideBySide | Timetable]:
+    """Trees that fit, in more rounds than usual where that takes to come close to the bound."""
+    network, size_bytes, ops = best.network, request.size_bytes, most_ops(request.size_bytes)
+    demand, groups = demand_of(request, network), _cuts(request, SLACKS[0])[0]
+    found = whole_trees(network, demand, best.packing, groups, size_bytes, MORE * ops)
+    if found is None:
+        return []
+    usual = in_rounds(network, list(found.units), size_bytes, ops)
+    return [usual if usual.seconds <= close * size_bytes * best.packing.bound else found]
 
 
 def _alike(request: Request, best: NetworkPacking) -> SideBySide | None:

@@ -1,0 +1,80 @@
+"""Clusters in which NICs differ: one is dead, one is slow, or machines are of two generations."""
+
+import pytest
+
+from gradtide.schedule.build.exits import exits_of
+from gradtide.schedule.build.rails import halved, needed, rail_trees
+from gradtide.schedule.cuts.crossing import cut_seconds_per_byte
+from gradtide.schedule.plan import plan, request_for
+from gradtide.schedule.request import STRATEGIES, NotApplicable
+from gradtide.schedule.verify import verify
+from gradtide.topology.files import topology_named
+from gradtide.topology.model import Topology
+from gradtide.topology.what_if import altered
+
+SIZE = 100_000_000
+
+
+def cluster(name: str, missing: str = "", degrade: str = "") -> Topology:
+    return altered(topology_named(name), [missing] if missing else [], [degrade] if degrade else [])
+
+
+def test_with_a_dead_nic_strategies_without_a_route_are_left_out_and_the_rest_is_planned() -> None:
+    found = plan(cluster("leaf-spine:3x2x2@100/1", missing="host2.nic0"), SIZE)
+    assert "without passing through a device" in found.skipped["hierarchical-halving"]
+    assert "balanced-rails" in {row.name for row in found.table}
+    assert found.best.ratio < 1.5
+    assert found.bound_seconds >= SIZE * cut_seconds_per_byte(found.request)
+    assert all(row.bandwidth_seconds >= found.bound_seconds * (1 - 1e-9) for row in found.table)
+
+
+def test_a_dead_nics_device_sends_to_its_neighbours_alone() -> None:
+    request = request_for(cluster("superpod:3", missing="host2.nic0"), SIZE)
+    schedule = STRATEGIES["balanced-rails"](request)
+    verify(schedule)
+    dead = request.devices.index("host2.gpu0")
+    partners = {op.dst for op in schedule.ops if op.src == dead} | {op.src for op in schedule.ops if op.dst == dead}
+    assert partners
+    assert all(request.devices[rank].startswith("host2.") for rank in partners)
+
+
+@pytest.mark.parametrize(
+    ("name", "degrade"), [("rail:3x2x2@100", "host1.nic1=0.5"), ("mixed:2+1", ""), ("rail:2x4x2@100", "host0.nic0=0.1")]
+)
+def test_parts_make_a_whole_and_the_schedule_is_proven(name: str, degrade: str) -> None:
+    request = request_for(cluster(name, degrade=degrade), SIZE)
+    assert sum(tree.part for tree in rail_trees(request, exits_of(request))) == pytest.approx(1.0)
+    verify(STRATEGIES["balanced-rails"](request))
+
+
+def test_the_slow_nic_carries_less() -> None:
+    request = request_for(cluster("rail:4x2x2@100", degrade="host1.nic1=0.5"), SIZE)
+    parts = {0: 0.0, 1: 0.0}
+    for tree in rail_trees(request, exits_of(request)):
+        parts[tree.trunk[0].place] += tree.part
+    assert parts[1] < 0.8 * parts[0]
+
+
+def test_equal_nics_leave_nothing_to_balance() -> None:
+    with pytest.raises(NotApplicable, match="nothing to balance"):
+        STRATEGIES["balanced-rails"](request_for("superpod:2", SIZE))
+
+
+def test_children_are_gathered_just_before_their_parent_and_the_deepest_first() -> None:
+    places = range(8)
+    found = needed(halved(places), 0)
+    assert sorted(places, key=found.__getitem__) == [7, 3, 5, 1, 6, 2, 4, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "most"), [("mixed:2+2", 1.1), ("mixed:2+6", 1.35), ("mixed:4+4", 1.45)])
+def test_two_generations_are_planned_near_the_bound(name: str, most: float) -> None:
+    assert plan(cluster(name), 10**9).best.ratio < most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("missing", "degrade"), [("host3.nic0", ""), ("", "host3.nic0=0.1")])
+def test_64_devices_with_one_bad_nic_are_planned_within_half_of_the_bound(missing: str, degrade: str) -> None:
+    found = plan(cluster("superpod:8", missing, degrade), 10**9)
+    assert found.best.name == "balanced-rails"
+    assert found.best.ratio < 1.5
