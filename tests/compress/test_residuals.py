@@ -103,6 +103,6 @@ def test_what_is_left_to_one_who_stays_is_added_and_a_converted_model_keeps_its_
     residuals = Residuals()
     step(residuals, 0)
     before = left(residuals)
-    residuals.add("w", np.ones(8))
+    residuals.add("w", np.ones(8), None)
     assert np.array_equal(left(residuals), before + 1)
     assert np.array_equal(residuals.value("w", np.zeros(8, np.float32)), (before + 1).astype(np.float32))

@@ -15,6 +15,8 @@ from gradtide import events
 from gradtide.checkpoint.manifest import Manifest, read_manifest, write_manifest
 from gradtide.checkpoint.places import open_place
 from gradtide.checkpoint.tensor_file import DTYPES, TensorFile, TensorGroup, write_file
+from gradtide.observe.event_log import EventLog, LogReader
+from gradtide.observe.meter import Timed
 from gradtide.schedule.model import Op, Schedule
 from gradtide.schedule.serialize import schedule_from_json, schedule_to_json
 from gradtide.store.coordinator.journal import Journal
@@ -25,9 +27,7 @@ from gradtide.store.shard.shard import Shard
 from gradtide.store.shard.shard_events import InitPart, PushPart
 from gradtide.store.snapshot.shard_file import entry_of, part_of, read_shards
 from gradtide.store.wire import messages
-from gradtide.train.meter import Timed
 from gradtide.train.record import RunFolder, read_metrics
-from gradtide.train.together.log import EventLog, LogReader
 from gradtide.train.together.merge import merge
 
 __all__ = ["FILES"]

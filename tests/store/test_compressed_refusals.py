@@ -1,14 +1,40 @@
 """What can't be compressed is refused by name, or goes as it is; the server lives on whatever it is sent."""
 
+import threading
+
 import pytest
 import torch
+from msgspec.structs import replace
 
 import gradtide
 from gradtide.compress import Compress
-from gradtide.errors import ConfigError, StoreError
+from gradtide.errors import ConfigError, NotMember, StoreError
+from gradtide.store.client.operations import Done
+from gradtide.store.client.session import Session
 from gradtide.store.client.tensors import compressed
-from gradtide.store.rules.codecs import block_codec
-from gradtide.store.wire.messages import KeySpec, UpdateRule
+from gradtide.store.client.tensors.values import destinations, make_piece_map
+from gradtide.store.rules.codecs import block_codec, encoded_bytes
+from gradtide.store.rules.updates import TorchArithmetic
+from gradtide.store.shard.shard import Shard
+from gradtide.store.shard.shard_events import InitPart, PullPart, PushPart
+from gradtide.store.wire.messages import (
+    Decree,
+    Init,
+    KeySpec,
+    Member,
+    Part,
+    Piece,
+    Pull,
+    Pulled,
+    Push,
+    Pushed,
+    Refused,
+    ServerEntry,
+    Table,
+    UpdateRule,
+    Version,
+)
+from gradtide.store.wire.placement import deal
 
 COUNT = 640
 
@@ -164,3 +190,65 @@ def test_a_codec_that_would_make_a_block_larger_is_not_used():
     spec = KeySpec("w", (COUNT,), "float32", UpdateRule("sgd"), 0, compress="topk:1.0")
     assert block_codec(spec, COUNT) is None
     assert block_codec(KeySpec("w", (1,), "float32", UpdateRule("sgd"), 0, compress="int8"), 1) is None
+
+
+SPEC = KeySpec("w", (64,), "float64", UpdateRule("add"), 0, compress="topk:0.1")
+
+
+def test_until_its_first_step_is_over_a_worker_is_given_values_whole():
+    """One that was struck off and comes again has been given a later round than it asked for, and can't add to that."""
+    shard, part = Shard(5, TorchArithmetic(), Version(1, 0)), Part(5, (Piece("w", 0, 0, 64, 512),))
+    small = Part(5, (Piece("w", 0, 0, 64, block_codec(SPEC, 64).size_bytes, encoded=True),))
+    shard.handle(InitPart(Init(1, "w0", 1, 1, SPEC, (part,)), part, [torch.zeros(64, dtype=torch.float64)]))
+    member = Member(0, 1, "w0", 1)
+    shard.handle(Decree(1, 1, (member,)))
+    for round_ in (1, 2, 3):
+        push = Push(1, "w0", 1, 2 * round_, b"", (part,), round=round_, worker=0)
+        assert isinstance(shard.handle(PushPart(push, part, 0, [gradient(0, round_)]))[0].message, Pushed)
+
+    def pulled(step):
+        pull = Pull(1, "w0", 1, 2 * step + 1, b"", (small,), round=step, worker=0)
+        return shard.handle(PullPart(pull, small, 0, Version()))[0].message
+
+    assert isinstance(pulled(4), Pulled)
+    shard.handle(Decree(1, 2, (replace(member, from_round=4),)))
+    assert pulled(4).reason == "whole"
+
+
+def gradient(worker, step):
+    generator = torch.Generator().manual_seed(7919 * step + worker)
+    return torch.randint(-40, 41, (64,), generator=generator).double()
+
+
+class Nobody:
+    """A client's shell that sends nothing."""
+
+    def __init__(self, session):
+        self.session, self.lock, self.closed = session, threading.RLock(), False
+
+    def start(self, pending, begin):
+        assert self.session.ready, "nobody may wait here"
+        pending.sequence, _ = begin(0.0)
+
+
+def test_a_worker_that_is_struck_off_while_it_pulls_is_told_so_and_nobody_waits_for_it_to_be_in_again():
+    session = Session("w0", 1, 0, encoded_bytes=encoded_bytes)
+    session.hear(Table(1, 1, (ServerEntry("s", "host", 1),), deal(1)), 0.0)
+    session.hear(Decree(1, 1, (Member(0, 1, "w0", 1),)), 0.0)
+    session.learn(SPEC)
+    store = compressed.StoreCompression(Nobody(session))
+    piece_map = make_piece_map(session.layout(("w",)), (SPEC,), None)
+    landing = destinations(piece_map, "w", None)
+
+    def refused_pull():
+        pull = store.pull(lambda: "pull", piece_map, landing, lambda done: None, rows=None, at_least=None)
+        return pull, Done(pull.sequence, "pull", {}, {}, refused=Refused(pull.sequence, 5, "whole", "pull it whole"))
+
+    pull, refused = refused_pull()
+    pull.finish(refused)
+    assert not pull.over, "it asks again"
+    pull, refused = refused_pull()
+    session.hear(Decree(1, 2, ()), 0.0)
+    pull.finish(refused)
+    with pytest.raises(NotMember, match="worker 0 was struck off while it pulled"):
+        pull.result()

@@ -73,7 +73,8 @@ def test_a_forked_process_may_connect_itself(servers):
         assert store.push_pull("v", torch.ones(2)).tolist() == [2, 2]
 
 
-def test_forks_while_other_threads_push_lose_nothing_and_hang_nobody(servers):
+@pytest.mark.parametrize("times", [10, pytest.param(40, marks=pytest.mark.slow)])
+def test_forks_while_other_threads_push_lose_nothing_and_hang_nobody(servers, times):
     with gradtide.connect(servers.address) as store:
         store.init({f"k{i}": torch.zeros(4) for i in range(4)}, update=gradtide.update("add"))
         over, counts = threading.Event(), [0] * 4
@@ -86,7 +87,7 @@ def test_forks_while_other_threads_push_lose_nothing_and_hang_nobody(servers):
         threads = [threading.Thread(target=push, args=(i,)) for i in range(4)]
         for thread in threads:
             thread.start()
-        said = [in_child(lambda: store.push("k0", torch.ones(4), wait=True)) for _ in range(20)]
+        said = [in_child(lambda: store.push("k0", torch.ones(4), wait=True)) for _ in range(times)]
         over.set()
         for thread in threads:
             thread.join()

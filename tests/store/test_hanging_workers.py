@@ -2,7 +2,6 @@
 
 import ctypes
 import subprocess
-import sys
 import time
 
 import torch
@@ -10,6 +9,7 @@ from store_processes import wait_until
 
 import gradtide
 from gradtide.errors import NotMember
+from loaded_python import loaded_python
 
 
 def hold_the_interpreter(seconds):
@@ -63,7 +63,7 @@ def test_a_worker_that_was_killed_is_out_after_a_servers_lease(forks):
         sys.stdin.read()
     """
     with gradtide.local_servers(1, lease_s=0.4, forks=forks) as servers:
-        command = [sys.executable, "-c", script, servers.address]
+        command = [loaded_python(), "-c", script, servers.address]
         with (
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,
             gradtide.connect(servers.address, worker=0, workers=2, consistency="bsp") as store,

@@ -126,6 +126,18 @@ def test_a_proposal_that_is_dropped_frees_those_who_promised() -> None:
     assert membership.hear(Promise("s0", 1, proposal.number, 3, 1), 0.2) == []
 
 
+def test_a_worker_that_says_it_will_go_while_another_comes_makes_the_servers_promise_anew() -> None:
+    """What is proclaimed frees those who promised: rounds that they named may be closed before the newcomer is in."""
+    membership = joined(0)
+    proposal = said(membership.hear(worker(1), 0.0), Propose)["s0"]
+    told = membership.hear(Leave("w0", 1, 5), 0.1)
+    assert said(told, Decree)["s0"].number > proposal.number
+    again = said(told, Propose)["s0"]
+    assert membership.hear(Promise("s0", 1, proposal.number, 3, 1), 0.2) == []
+    decree = said(membership.hear(Promise("s0", 1, again.number, 6, 1), 0.3), Decree)["s0"]
+    assert decree.members == (Member(0, 1, "w0", 1, 5), Member(1, 6, "w1", 1))
+
+
 def test_a_proposal_outlives_its_coordinator_so_that_those_who_promised_are_freed() -> None:
     """Who wanted in had died too: the rounds of those who were in waited for ever."""
     membership = joined(0)

@@ -18,6 +18,7 @@ from gradtide.processes.ready import can_read, can_write
 from gradtide.processes.scratch import ScratchFolder
 from gradtide.store.local.status import ask_status
 from gradtide.transport.keys import derive_key_file, make_secret_file, read_credentials
+from loaded_python import loaded_python
 
 
 def lives(pid):
@@ -120,7 +121,7 @@ def test_zero_servers_are_refused():
 
 def run_cli(*arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "gradtide", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [loaded_python(), "-m", "gradtide", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -157,7 +158,8 @@ def test_the_roles_run_over_tcp_with_a_secret_and_can_be_looked_into(tmp_path):
             _, errors = role.communicate(timeout=20)
             assert role.returncode == 0, errors
             refused = "refused 'worker' from 127.0.0.1: it does not know the secret"  # once for both
-            assert errors == (f"coordinator: {refused}\n" if role is roles[0] else "")
+            warned = "it keeps no journal, so if it dies the store is lost; give --journal"
+            assert errors == (f"coordinator: {warned}\ncoordinator: {refused}\n" if role is roles[0] else "")
 
 
 def _look_inside(address, secret):

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 
 import pytest
@@ -13,6 +12,7 @@ from store_processes import pid_of, wait_until
 import gradtide
 from gradtide.errors import ConfigError
 from gradtide.store.local.scaling import scale
+from loaded_python import loaded_python
 
 KEYS = [f"k{i}" for i in range(24)]
 
@@ -116,7 +116,7 @@ def test_mistakes_in_scaling_are_one_clear_line(forks):
 
 
 def serve(folder, name):
-    command = [sys.executable, "-m", "gradtide", "serve", f"unix:{folder}/{name}", "--name", name]
+    command = [loaded_python(), "-m", "gradtide", "serve", f"unix:{folder}/{name}", "--name", name]
     process = subprocess.Popen(
         [*command, "--coordinator", f"unix:{folder}/coordinator"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

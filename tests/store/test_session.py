@@ -295,6 +295,46 @@ def test_a_refusal_ends_an_operation_with_its_text() -> None:
     assert made.operations == {}
 
 
+def test_a_push_that_settles_is_over_when_every_shard_has_said_whether_it_is_in() -> None:
+    """What compression has left out is given back for the shards where it does not count, and for no other."""
+    made = session()
+    layout = made.layout(("big",))
+    refused, counted = (shard_of("big", block) for block in range(2))
+    sequence, _ = made.push(layout, ["a", "b"], now_s=0.0, settles=True)
+    for _ in range(2):  # what is said twice is one answer
+        assert done(made.receive(server_of("big", 0), Refused(sequence, refused, "nan", "no"), (), 0.0)) == []
+    again = sends(made.tick(1.1))
+    assert [send.server.name for send in again] == [server_of("big", 1)], "the other is still asked"
+    over = done(answer(made, "big", sequence, block=1))
+    assert [report.refused.text for report in over] == ["no"]
+    assert set(over[0].versions) == {counted}
+    assert not made.operations
+
+
+def test_a_push_that_settles_is_over_when_a_server_refuses_all_that_it_has_of_it() -> None:
+    made = session()
+    sequence, _ = made.push(made.layout(("big",)), ["a", "b"], now_s=0.0, settles=True)
+    assert done(answer(made, "big", sequence, block=0)) == []
+    over = done(made.receive(server_of("big", 1), Refused(sequence, -1, "rule", "no"), (), 0.0))
+    assert [set(report.versions) for report in over] == [{shard_of("big", 0)}]
+
+
+def test_a_push_that_settles_asks_the_other_shards_when_one_is_lost() -> None:
+    made = session()
+    layout = made.layout(("big",))
+    first, _ = made.push(layout, ["a", "b"], now_s=0.0)
+    answer(made, "big", first, block=0)
+    answer(made, "big", first, block=1)
+    plain, _ = made.push(layout, ["a", "b"], now_s=0.0)
+    settling, _ = made.push(layout, ["a", "b"], now_s=0.0, settles=True)
+    lost, left = (shard_of("big", block) for block in range(2))
+    epochs = tuple(2 if shard == lost else 0 for shard in range(SHARDS))
+    told = made.hear(Table(1, 2, SERVERS, deal(2), lost=epochs), 0.0)
+    assert [(report.sequence, report.refused.reason) for report in done(told)] == [(plain, "rolled_back")]
+    over = done(made.receive(server_of("big", 1), Pushed(settling, left, Version(2, 2)), (), 0.0))
+    assert [(report.refused.reason, set(report.versions)) for report in over] == [("rolled_back", {left})]
+
+
 def test_every_server_is_asked_for_its_keys() -> None:
     made = session()
     _, told = made.keys("", 0.0)
@@ -340,3 +380,23 @@ def test_a_network_that_cuts_again_and_again_ends_no_request() -> None:
         again = made.tick((number + 1) * wait_s)
         assert {send.message.sequence for send in sends(again)} >= set(sequences[1:])
     assert list(made.operations) == sequences
+
+
+def test_who_goes_says_so_early_enough_for_those_who_may_be_ahead_of_it() -> None:
+    made = session(worker=0)
+    made.hear(Decree(1, 1, (Member(0, 1, "c", 1),)), 0.0)
+    made.step = 7
+    assert made.announce_leave()[0] == 10
+    made.learn(KeySpec("late", (4,), "float32", UpdateRule("mean"), 5))
+    assert made.announce_leave()[0] == 15, "others may have cut the batch of step 12 already"
+
+
+def test_who_is_in_a_step_is_known_with_the_decree_that_the_servers_name() -> None:
+    made = session(worker=0)
+    made.hear(Decree(1, 3, (Member(0, 1, "c", 1),)), 0.0)
+    sequence, _ = made.pull(made.layout(("small",)), now_s=0.0)
+    assert made.knows_members
+    made.receive(server_of("small"), Pulled(sequence, shard_of("small", 0), Version(1, 1), decree=4), ("v",), 0.0)
+    assert not made.knows_members
+    made.hear(Decree(1, 5, (Member(0, 1, "c", 1), Member(1, 2, "d", 2))), 0.1)
+    assert made.knows_members

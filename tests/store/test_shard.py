@@ -251,6 +251,23 @@ def test_a_promised_round_waits_for_the_decree() -> None:
     assert shard.blocks["k", 0].closed == 4
 
 
+def test_who_begins_a_step_is_told_which_decree_says_who_is_in_it() -> None:
+    shard = shard_with(spec("fold", 0), (0,))
+
+    def told(step: int) -> tuple[object, ...]:
+        push(shard, 0, 2 * step, 1, step - 1)
+        (answer,) = pull(shard, 0, 2 * step + 1, step)
+        return answer.message.round, answer.message.decree
+
+    assert told(2) == (1, 1)
+    assert shard.promise(Propose(1, 2)) == 4
+    assert told(3) == (2, 1), "nobody can be in it who was not decreed before"
+    assert told(4) == (3, 2), "somebody may be"
+    shard.handle(Decree(1, 3, (Member(0, 1, "w0", 1), Member(1, 5, "w1", 1))))
+    assert told(5) == (4, 3)
+    assert shard.promise(Propose(1, 4)) > 5, "whoever comes after a step was begun is not in it"
+
+
 def test_a_decree_that_the_client_knows_and_the_shard_does_not_is_waited_for() -> None:
     shard = shard_with(spec("fold", 0))
     assert refusal(push(shard, 0, 1, 1, 1, known=1)).reason == "early"

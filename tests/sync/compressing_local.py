@@ -33,13 +33,21 @@ def locally(rank, size, name, optimizer, local, compress, steps, batch=29):
         return [p.detach().clone() for p in net.parameters()], said, sent
 
 
-def conserve(rank, size, name, compress, dtype, every, steps):
-    """What this worker's steps were in the mean, where the parameters are, and what is left out here."""
+def joined_as(name, rank, size, places):
+    """A group whose ranks are taken to be on these hosts, if that is said."""
+    group = Group.join(name, rank, size, timeout_s=60)
+    group.host_of = tuple(places) or group.host_of
+    return group
+
+
+def conserve(rank, size, name, compress, dtype, every, steps, places=()):
+    """What this worker's steps were in the mean, where the parameters are, what is left out here, and what was sent."""
     torch.set_num_threads(1)
-    with Group.join(name, rank, size, timeout_s=60) as group:
-        net = Given(dtype)
+    with joined_as(name, rank, size, places) as group:
+        net, sent = Given(dtype), []
         rule = torch.optim.SGD(net.parameters(), lr=1.0)
-        model = gradtide.DataParallel(net, rule, gradtide.Local(every), job=Job.of(group), compress=compress)
+        local = gradtide.Local(every, within="host" if places else None)
+        model = gradtide.DataParallel(net, rule, local, job=Job.of(group), compress=compress, emit=sent.append)
         given = [np.zeros(int(np.prod(s))) for s in SHAPES]
         for step in range(steps):
             gradients = whole_numbers(rank, step)
@@ -48,9 +56,11 @@ def conserve(rank, size, name, compress, dtype, every, steps):
             for total, gradient in zip(given, gradients, strict=True):
                 total += gradient.double().numpy().ravel() / size
         model.meet()
-        left = residuals(model)
+        left, said = residuals(model), model.explain()
         model.close()
-        return given, [p.detach().double().numpy().ravel().copy() for p in net.values], left
+        bytes_sent = [e.wire_bytes for e in sent if type(e).__name__ == "GradientsSynchronised"]
+        moved = [p.detach().double().numpy().ravel().copy() for p in net.values]
+        return given, moved, left, (bytes_sent[-1], said)
 
 
 def over_servers(rank, size, address, compress, local, steps):
@@ -107,3 +117,42 @@ def go_on_by_hand(rank, size, name, compress, sync):
                 model.close()
             results.append([p.detach().clone() for p in net.parameters()])
         return results
+
+
+def go_on_as_another(rank, size, name, compress, places):
+    """Each worker loads what the next one had left out: what they had, and what they have, and have after a meeting."""
+    torch.set_num_threads(1)
+    with joined_as(name, rank, size, places) as group:
+        job, kept, answers = Job.of(group), {}, []
+        for _ in range(2):
+            net = Given(torch.float64)
+            rule = torch.optim.SGD(net.parameters(), lr=1.0)
+            model = gradtide.DataParallel(net, rule, gradtide.Local(2, within="host"), job=job, compress=compress)
+            if kept:
+                model.load_sync_state(kept)
+                answers.append(residuals(model))
+            for step in range(2):
+                model([g * (not kept) for g in whole_numbers(rank, step)]).backward()
+                model.step()
+            answers.append(residuals(model))
+            if not kept:
+                kept = {**model.sync_state(), "compression": shifted(group, model.sync_state()["compression"])}
+            moved = [p.detach().numpy().ravel().copy() for p in net.values]
+            model.close()
+        return [*answers, moved]
+
+
+def shifted(group, state):
+    """What the next rank has."""
+    every = {}
+    for name, value in shapes_of(state).items():
+        here = state[name].double() if name in state else torch.zeros(value, dtype=torch.float64)
+        every[name] = group.all_gather(here)[(group.rank + 1) % group.size]
+    every["counts"] = state["counts"]
+    return every
+
+
+def shapes_of(state):
+    """Of all that any worker may have left out."""
+    sizes = {f"values.{index}": int(np.prod(shape)) for index, shape in enumerate(SHAPES)}
+    return {f"left {name}": size for name, size in sizes.items()} | {f"rate {name}": 1 for name in sizes}

@@ -12,7 +12,7 @@ from gradtide.testing.local_oracle import LocalPlan, play_local
 NESTEROV = gradtide.update("sgd", lr=0.7, momentum=0.9, nesterov=True)
 
 
-def train(rank, size, name, places, optimizer, local, batch=29):
+def train(rank, size, name, places, optimizer, local, batch=29, compress=None):
     """`places`: each rank's host, said of ranks that are on one; empty: they are where they are."""
     torch.set_num_threads(1)
     net = training.build("mlp", torch.float64)
@@ -20,7 +20,8 @@ def train(rank, size, name, places, optimizer, local, batch=29):
         if places:
             group.host_of = tuple(places)
         job = Job.of(group)
-        model = gradtide.DataParallel(net, training.OPTIMIZERS[optimizer](net.parameters(), 0.05), local, job=job)
+        rule = training.OPTIMIZERS[optimizer](net.parameters(), 0.05)
+        model = gradtide.DataParallel(net, rule, local, job=job, compress=compress)
         sums = []
         for x, y in gradtide.shard(training.batches(torch.float64, 9, batch), job=job):
             functional.cross_entropy(model(x), y).backward()

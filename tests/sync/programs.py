@@ -877,9 +877,19 @@ SCHEDULERS = {
 
 
 def schedulers(around):
-    """Each of torch's schedulers, once a step and once an epoch."""
+    """Each of torch's."""
+    return scheduled(around, SCHEDULERS)
+
+
+def some_schedulers(around):
+    """One that changes by itself, one that is told of a loss, one that momentum follows, and one made of others."""
+    return scheduled(around, ("ExponentialLR", "ReduceLROnPlateau", "OneCycleLR", "SequentialLR"))
+
+
+def scheduled(around, names):
+    """By torch's schedulers, once a step and once an epoch."""
     found = []
-    for number, (name, make) in enumerate(SCHEDULERS.items()):
+    for number, (name, make) in enumerate((name, SCHEDULERS[name]) for name in names):
         for often in (True, False):
             model = net()
             rule = sgd(model)
@@ -1278,6 +1288,7 @@ PROGRAMS = {
         momentum_zeroed,
         state_reloaded,
         goes_on_after_close,
+        some_schedulers,
         schedulers,
         a_rate_that_changes_when_a_layer_is_frozen_and_unfrozen,
     )

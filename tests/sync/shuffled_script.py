@@ -28,11 +28,18 @@ class Lazy:
             yield order[begin : begin + 5].tolist()
 
 
+def huggingface():
+    import datasets
+
+    return DataLoader(datasets.Dataset.from_dict({"x": list(range(30))}).with_format("torch"), 5, shuffle=True)
+
+
 data = TensorDataset(torch.arange(30.0))
 loader = {
     "shuffle": lambda: DataLoader(data, 5, shuffle=True),
     "processes": lambda: DataLoader(data, 5, shuffle=True, num_workers=1, persistent_workers=True),
     "lazy": lambda: DataLoader(data, batch_sampler=Lazy()),
+    "huggingface": huggingface,
 }[kind]()
 steps = 0
 leave = reduce.Reduce._leave
@@ -49,7 +56,8 @@ net = torch.nn.Linear(1, 1)
 model = gradtide.DataParallel(net, torch.optim.SGD(net.parameters(), lr=1e-4), share_parameters=False)
 with open(f"{folder}/{number}.{around.incarnation}", "w", buffering=1) as notes:
     for _epoch in range(3):
-        for (x,) in gradtide.shard(loader):
+        for batch in gradtide.shard(loader):
+            x = batch["x"].float() if isinstance(batch, dict) else batch[0]
             steps += 1
             samples = " ".join(str(int(one)) for one in x) if job.share.samples else ""
             print(job.batches, job.generation, samples, file=notes)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import compressing
 import compressing_local
+import local_inside
 import numpy as np
 import pytest
 import torch
@@ -28,7 +29,7 @@ def test_with_all_that_there_is_workers_do_what_one_process_does_that_plays_them
 
 
 def check_conserved(answers, limit):
-    for _, moved, _ in answers[1:]:
+    for _, moved, *_ in answers[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(moved, answers[0][1], strict=True))
     for index in range(len(compressing.SHAPES)):
         given, left = (sum(answer[place][index] for answer in answers) for place in (0, 2))
@@ -50,7 +51,7 @@ def test_thin_matrices_of_changes_lose_nothing_either(workers):
 def test_meetings_of_the_first_steps_are_whole(workers):
     name, compress = training.new_name(), Compress("topk", ratio=0.05, after=20)
     answers = workers.run(compressing_local.conserve, 2, name, compress, torch.float64, 3, 20)
-    assert not any(left.any() for _, _, lefts in answers for left in lefts)
+    assert not any(left.any() for _, _, lefts, _ in answers for left in lefts)
     check_conserved(answers, 0.0)
 
 
@@ -77,6 +78,60 @@ def test_auto_on_one_host_is_none_and_says_why(workers):
 def test_a_loop_of_ones_own_goes_on_with_what_was_left_out(workers, sync, compress):
     for one, other in workers.run(compressing_local.go_on_by_hand, 2, training.new_name(), compress, sync):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# --- inside of hosts ---
+
+HOSTS = [  # of each rank, who leads there, and how far off it may be: thirds are rounded
+    ("onebit", [0, 0, 1, 1], [0, 2], 0.0),
+    ("topk:0.05", [0, 1, 0, 1], [0, 1], 0.0),
+    ("topk:0.05", [0, 0, 0, 1], [0, 3], 1e-9),
+]
+
+
+@pytest.mark.parametrize(("compress", "places", "leaders", "limit"), HOSTS)
+def test_of_what_hosts_have_changed_nothing_is_lost_and_one_worker_of_each_sends_it(
+    workers, compress, places, leaders, limit
+):
+    name = training.new_name()
+    answers = workers.run(compressing_local.conserve, 4, name, compress, torch.float64, 3, 20, places)
+    check_conserved(answers, limit)
+    for rank, (_, _, left, (sent, said)) in enumerate(answers):
+        assert any(one.any() for one in left) == (rank in leaders)
+        assert sent == answers[0][3][0] < 0.3 * 48_768
+        assert "MB a meeting to each host instead of 0.0488" in said, said
+
+
+def test_thin_matrices_of_hosts_lose_nothing_either(workers):
+    name = training.new_name()
+    answers = workers.run(compressing_local.conserve, 4, name, "powersgd:1", torch.float64, 3, 20, [0, 0, 1, 1])
+    check_conserved(answers, 1e-10)
+
+
+@pytest.mark.parametrize("compress", ["topk:1", "powersgd:512"])
+def test_with_all_that_there_is_hosts_do_what_one_process_does_that_plays_them(workers, compress):
+    local, places = Local(3, NESTEROV, within="host"), [0, 0, 0, 1]
+    wanted = local_inside.played("momentum", 4, local, (3, 1))
+    name = training.new_name()
+    for found, *_ in workers.run(local_inside.train, 4, name, places, "momentum", local, 29, compress):
+        assert max((a - b).abs().max() for a, b in zip(found, wanted, strict=True)) < 1e-12
+
+
+@pytest.mark.parametrize("compress", ["topk:0.05", "powersgd:1"])
+def test_whoever_loads_what_was_left_out_it_goes_to_the_one_that_sends(workers, compress):
+    name, places = training.new_name(), [0, 0, 1, 1]
+    answers = workers.run(compressing_local.go_on_as_another, 4, name, compress, places)
+    for index in range(len(compressing.SHAPES)):
+        had, loaded, left = (sum(answer[place][index] for answer in answers) for place in (0, 1, 2))
+        assert np.abs(loaded - had).max() < 1e-12
+        assert np.abs(answers[0][3][index] + had - left).max() < 1e-9  # what is not sent yet is still there
+    assert any(one.any() for answer in answers for one in answer[1])
+
+
+def test_where_all_workers_are_on_one_host_nothing_goes_between_hosts_and_it_says_so(workers):
+    name, local = training.new_name(), Local(3, within="host")
+    for _, _, said in workers.run(local_inside.train, 2, name, [0, 0], "momentum", local, 29, "int8"):
+        assert "nothing is compressed, since nothing goes between hosts" in said
 
 
 # --- over servers ---
@@ -119,7 +174,6 @@ def test_async_sends_in_the_end_all_that_was_left_out(stores, workers):
 @pytest.mark.parametrize(
     ("local", "compress", "said"),
     [
-        (Local(3, within="host"), "int8", "leave within= or compress= out"),
         (Local(3, gradtide.update("adam", lr=0.1)), "onebit", "does not go with an outer adam"),
         (Local(3, over=gradtide.Servers("bsp")), "powersgd", "which servers can't"),
         (Local(3, over=gradtide.Servers("bsp")), Compress("int8", after=3), "leave after= out"),

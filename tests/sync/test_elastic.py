@@ -12,13 +12,15 @@ import pytest
 import torch
 import training
 
+from loaded_python import loaded_python
+
 HERE = Path(__file__).parent
 STEPS = 6
 
 
 def start(folder, options, arguments, script="elastic_script.py"):
     paths = [str(HERE), str(HERE.parent / "collective"), *sys.path]
-    command = [sys.executable, "-m", "gradtide", "run", *options, str(HERE / script), str(folder)]
+    command = [loaded_python(), "-m", "gradtide", "run", *options, str(HERE / script), str(folder)]
     return subprocess.Popen(
         [*command, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -167,3 +169,13 @@ def test_a_schedule_by_epochs_survives_a_worker_that_is_started_again(tmp_path, 
         check(tmp_path, range(2), [p.detach().numpy() for p in net.parameters()])
     else:  # what the dead worker had of a round is lost with it, but all hold the same
         check(tmp_path, range(2), list(np.load(tmp_path / "0.npz").values()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("needed", "code"), [(1, 0), (2, 1)])
+def test_who_is_started_again_when_the_others_come_to_the_end_does_not_train_alone(tmp_path, needed, code):
+    options = ["--workers", "2", "--min-workers", str(needed), "--max-restarts", "3"]
+    found, output = run(tmp_path, options, [], "late_script.py")
+    assert found == code, output
+    assert output.count("trains") == 2
+    assert "worker 1 was started again when the others had come to the end" in output

@@ -30,9 +30,10 @@ def test_programs_by_ring_and_over_links_between_two_hosts(far, sync):
         check(answers[0][0], "ring", [found for _, found in answers])
 
 
-def test_hosts_step_by_themselves_and_meet_now_and_then(far):
+@pytest.mark.parametrize("compress", [None, "topk:1"])
+def test_hosts_step_by_themselves_and_meet_now_and_then(far, compress):
     local = Local(4, local_inside.NESTEROV, within="host")
-    found = far.run(local_inside.train, 4, "", [], "adamw", local)
+    found = far.run(local_inside.train, 4, "", [], "adamw", local, 29, compress)
     wanted = local_inside.played("adamw", 4, local, (2, 2))
     for parameters, sums, _ in found:
         assert max((a - b).abs().max() for a, b in zip(parameters, wanted, strict=True)) < 1e-12

@@ -13,6 +13,7 @@ import torch
 
 from gradtide.errors import ConfigError
 from gradtide.processes.job_protocol import scale
+from loaded_python import loaded_python
 
 HERE = Path(__file__).parent
 STEPS = 600
@@ -21,12 +22,12 @@ STEPS = 600
 class Run:
     """`gradtide run` of a script that says how many work on it; its lines as they come."""
 
-    def __init__(self, folder, options, sync):
+    def __init__(self, folder, options, *arguments, script="growing_script.py", steps=STEPS):
         paths = [str(HERE), str(HERE.parent / "collective"), *sys.path]
-        command = [sys.executable, "-m", "gradtide", "run", *options, str(HERE / "growing_script.py"), str(folder)]
+        command = [loaded_python(), "-m", "gradtide", "run", *options, str(HERE / script), str(folder)]
         self.folder, self.lines = folder, []
         self.process = subprocess.Popen(
-            [*command, str(STEPS), sync],
+            [*command, str(steps), *arguments],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -59,9 +60,13 @@ class Run:
 
 @pytest.fixture(scope="module")
 def wanted():
+    return alone(STEPS)
+
+
+def alone(steps):
     """What plain PyTorch in one process gives."""
     net, rule = growing.build()
-    for number, (x, y) in enumerate(growing.batches(STEPS), 1):
+    for number, (x, y) in enumerate(growing.batches(steps), 1):
         net[0].requires_grad_(number not in growing.FROZEN)
         rule.zero_grad()
         torch.nn.functional.mse_loss(net(x), y).backward()
@@ -107,6 +112,23 @@ def test_a_job_over_servers_grows_and_shrinks_and_shares_follow(tmp_path, wanted
         assert np.abs(found[0][name] - value).max() < 1e-10
 
 
+@pytest.mark.parametrize("sync", ["bsp", pytest.param("bounded:2", marks=pytest.mark.slow)])
+def test_all_cut_the_first_batch_of_a_newcomer_with_it_however_late_they_hear_of_it(tmp_path, sync):
+    options = ["--workers", "2", "--servers", "2", "--min-workers", "1", "--max-workers", "4"]
+    with Run(tmp_path, options, sync, script="early_script.py", steps=30) as run:
+        run.wait_for("waits at batch 1\n")
+        scale(run.job, 3)
+        run.wait_for("waits at batch 10\n")
+        scale(run.job, 4)
+        run.finish()
+    found = [np.load(tmp_path / f"{worker}.npz") for worker in range(4)]
+    assert sum(one["cut"] for one in found)[1:].tolist() == [13] * 30
+    assert all(0 < one["cut"][-1] < 13 for one in found)
+    if sync == "bsp":
+        for index, value in enumerate(alone(30)):
+            assert all(np.abs(one[f"arr_{index}"] - value).max() < 1e-10 for one in found)
+
+
 @pytest.mark.slow
 def test_a_job_of_local_steps_over_servers_grows_and_shrinks_and_all_end_alike(tmp_path):
     options = ["--workers", "2", "--servers", "2", "--min-workers", "1", "--max-workers", "3"]
@@ -123,5 +145,5 @@ def test_a_job_of_local_steps_over_servers_grows_and_shrinks_and_all_end_alike(t
 
 
 def test_a_job_that_can_not_change_says_so():
-    with pytest.raises(ConfigError, match="no job run-nosuch that can grow or shrink runs here"):
+    with pytest.raises(ConfigError, match="no job run-nosuch that can grow or shrink was started on this machine"):
         scale("run-nosuch", 2)

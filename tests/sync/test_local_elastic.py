@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from gradtide.processes.job_protocol import scale
 from gradtide.testing.local_oracle import LocalPlan, MemberChange, play_local
+from loaded_python import loaded_python
 
 HERE = Path(__file__).parent
 
@@ -26,7 +27,7 @@ def start(folder, options, *arguments):
     paths = [str(HERE), str(HERE.parent / "collective"), *sys.path]
     script = str(HERE / "local_elastic_script.py")
     return subprocess.Popen(
-        [sys.executable, "-m", "gradtide", "run", *options, script, str(folder), *map(str, arguments)],
+        [loaded_python(), "-m", "gradtide", "run", *options, script, str(folder), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

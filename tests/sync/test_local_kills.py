@@ -16,6 +16,7 @@ from torch.nn import functional
 import gradtide
 from gradtide.sync import Job
 from gradtide.testing.local_oracle import play_rounds
+from loaded_python import loaded_python
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "store"))
@@ -25,7 +26,7 @@ from store_processes import pid_of, wait_until  # noqa: E402
 
 def run(folder, options, arguments):
     paths = [str(HERE), str(HERE.parent / "collective"), *sys.path]
-    command = [sys.executable, "-m", "gradtide", "run", *options, str(HERE / "local_rounds_script.py"), str(folder)]
+    command = [loaded_python(), "-m", "gradtide", "run", *options, str(HERE / "local_rounds_script.py"), str(folder)]
     done = subprocess.run(
         [*command, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},

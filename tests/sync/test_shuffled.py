@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from loaded_python import loaded_python
+
 HERE = Path(__file__).parent
 BATCHES, SAMPLES = 6, 30
 
 
 def run(folder, options, arguments):
-    command = [sys.executable, "-m", "gradtide", "run", *options, str(HERE / "shuffled_script.py"), str(folder)]
+    command = [loaded_python(), "-m", "gradtide", "run", *options, str(HERE / "shuffled_script.py"), str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=120)
     return ran.returncode, ran.stdout + ran.stderr
@@ -36,9 +38,12 @@ def trained(folder):
         pytest.param("shuffle", ["--workers", "3", "--min-workers", "2"], ["0:0:3"], marks=pytest.mark.slow),
         pytest.param("processes", ["--workers", "2", "--max-restarts", "1"], ["1:0:9"], marks=pytest.mark.slow),
         pytest.param("lazy", ["--workers", "2", "--max-restarts", "1"], ["1:0:8"], marks=pytest.mark.slow),
+        pytest.param("huggingface", ["--workers", "2", "--max-restarts", "1"], ["1:0:9"], marks=pytest.mark.slow),
     ],
 )
 def test_each_sample_once_whoever_dies(tmp_path, kind, options, deaths):
+    if kind == "huggingface":
+        pytest.importorskip("datasets")
     code, output = run(tmp_path, options, [kind, *deaths])
     assert code == 0, output
     for death in deaths:

@@ -3,6 +3,7 @@
 import re
 import warnings
 from functools import cache
+from itertools import product
 
 import programs
 import pytest
@@ -84,15 +85,24 @@ def check(program, way, found):
         assert not any("\n" in of_worker for of_worker in found)
 
 
-@pytest.mark.parametrize("program", programs.PROGRAMS)
-@pytest.mark.parametrize("way", ["auto", "shared", "all-reduce", "compressed", "torch.distributed"])
+def programs_on(*ways):
+    """Every scheduler by default only where whoever steps for all has to hear of the rate; else some of each kind."""
+    made = []
+    for way, program in product(ways, programs.PROGRAMS):
+        repeats = program == "schedulers" if way not in ("shared", "servers") else program == "some_schedulers"
+        made.append(pytest.param(program, way, marks=[pytest.mark.slow] if repeats else [], id=f"{way}-{program}"))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("program", "way"), programs_on("auto", "shared", "all-reduce", "compressed", "torch.distributed")
+)
 def test_a_program_on_one_host(workers, program, way):
     found = workers.run(programs.run, 2, training.new_name(), program, dict(WAYS[way]))
     check(program, way, found)
 
 
-@pytest.mark.parametrize("program", programs.PROGRAMS)
-@pytest.mark.parametrize("way", ["servers", "servers that average"])
+@pytest.mark.parametrize(("program", "way"), programs_on("servers", "servers that average"))
 def test_a_program_over_servers(forks, workers, program, way):
     with gradtide.local_servers(1, forks=forks) as servers:
         options = {**WAYS[way], "sync": Servers("bsp", servers.address)}

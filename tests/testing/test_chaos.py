@@ -14,8 +14,15 @@ from gradtide.chaos.networks import MachineNetwork, flows_of
 from gradtide.errors import ConfigError
 from gradtide.store.local.forkserver import Alive
 from gradtide.store.wire.messages import ServerEntry, Table
+from loaded_python import loaded_python
 
 
+@pytest.fixture
+def _quick_workers(monkeypatch):
+    monkeypatch.setattr(sys, "executable", loaded_python())
+
+
+@pytest.mark.usefixtures("_quick_workers")
 def test_ten_kills_lose_and_double_nothing(forks):
     report = run_chaos(Drill(faults=10, kinds=("kill",), workers=2, pause_s=0.1), forks=forks)
     assert (report.faults, report.lost, report.doubled) == (10, 0, 0)
@@ -24,6 +31,7 @@ def test_ten_kills_lose_and_double_nothing(forks):
     assert report.quantile(0.5) < 1.0, "far above what a quiet machine shows, for this one may be busy"
 
 
+@pytest.mark.usefixtures("_quick_workers")
 def test_servers_that_are_stopped_and_coordinators_that_are_killed_cost_nothing_either(forks):
     report = run_chaos(Drill(faults=4, kinds=("stop", "coordinator"), seed=3, workers=2, pause_s=0.1), forks=forks)
     assert (report.faults, report.lost, report.doubled) == (4, 0, 0)
@@ -129,7 +137,7 @@ def test_a_script_of_ones_own_can_be_disturbed(forks, tmp_path):
         "        store.push('w', torch.ones(3)).wait()\n"
         "    assert store.pull('w').tolist() == [3000.0] * 3\n"
     )
-    plan = Drill(faults=2, workers=0, pause_s=0.1, script=(sys.executable, str(script), "{address}"))
+    plan = Drill(faults=2, workers=0, pause_s=0.1, script=(loaded_python(), str(script), "{address}"))
     report = run_chaos(plan, forks=forks)
     assert report.faults >= 1
 
@@ -139,6 +147,7 @@ def test_an_unknown_fault_is_named():
         run_chaos(Drill(kinds=("flood",)))
 
 
+@pytest.mark.usefixtures("_quick_workers")
 @pytest.mark.parametrize("compress", ["topk:0.02", pytest.param("onebit", marks=pytest.mark.slow)])
 def test_compressed_pushes_through_kills_are_all_there_when_what_was_left_out_is_pushed(forks, compress):
     report = run_chaos(Drill(faults=2, workers=2, pause_s=0.1, compress=compress), forks=forks)

@@ -1,13 +1,17 @@
 """Real servers and workers come and go while others train in rounds: what `gradtide chaos --changes` runs."""
 
+import sys
+
 import pytest
 
 from gradtide.chaos.membership_churn import Coming, run_comings
 from gradtide.errors import ConfigError
+from loaded_python import loaded_python
 
 
 @pytest.mark.parametrize("replicas", [0, 1])
-def test_servers_and_workers_come_and_go_and_every_sum_is_exact(forks, replicas):
+def test_servers_and_workers_come_and_go_and_every_sum_is_exact(forks, replicas, monkeypatch):
+    monkeypatch.setattr(sys, "executable", loaded_python())
     report = run_comings(Coming(servers=2, workers=6, replicas=replicas), forks=forks)
     assert (report.servers, report.workers, report.lost, report.doubled) == (2, 6, 0, 0)
     assert report.steps > 10

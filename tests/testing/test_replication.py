@@ -1,7 +1,6 @@
 """A store with replicas loses nothing when servers and coordinator die, hang and are cut off; four ways to break it."""
 
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -15,12 +14,13 @@ from gradtide.store.shard import log, replication
 from gradtide.store.wire.messages import Replicated
 from gradtide.testing.simulate import replicated_scenario_of, run_seed
 from gradtide.testing.simulator import processes
+from loaded_python import loaded_python
 
 
-@pytest.mark.parametrize("seeds", [300, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [200, pytest.param(2000, marks=pytest.mark.slow)])
 def test_seeds_of_servers_and_coordinators_that_die_lose_nothing(seeds: int) -> None:
     """Two processes take half of them each."""
-    program = [sys.executable, "-m", "gradtide.testing.simulate", "--replicas", "--seeds", str(seeds // 2)]
+    program = [loaded_python(), "-m", "gradtide.testing.simulate", "--replicas", "--seeds", str(seeds // 2)]
     with ExitStack() as stack:
         halves = []
         for first in (0, seeds // 2):

@@ -18,7 +18,7 @@ from gradtide.transport.handshake import Challenge, Handshake, Identity, greetin
 from gradtide.transport.keys import Credentials, Key
 from gradtide.transport.tls import TlsListener, call_tls
 
-WORKER = Credentials((Key(ROOT.keys[0].derive("worker", "w3"), "worker", "w3"),))
+WORKER = Credentials((Key(ROOT.keys[0].derive("worker", "worker-3"), "worker", "worker-3"),))
 
 
 def reach(address, credentials=WORKER):
@@ -53,11 +53,11 @@ def test_what_passes_by_can_be_passed_on_and_not_be_read():
         assert isinstance(connection, TlsConnection)
         assert say(connection, b"a gradient of great value") == b"a gradient of great value"
         assert connection.identity == Identity("server", "s0")
-        assert echo.met == [Identity("worker", "w3")]
+        assert echo.met == [Identity("worker", "worker-3")]
         connection.close()
     said = b"".join(passed)
     assert len(said) > 1000
-    for secret in (b"of great value", b"w3", WORKER.keys[0].secret):
+    for secret in (b"of great value", b"worker-3", WORKER.keys[0].secret):
         assert secret not in said
 
 
@@ -192,7 +192,7 @@ def test_strangers_who_drip_or_talk_rubbish_hold_nobody_up():
                     with contextlib.suppress(OSError):
                         stranger.sendall(b"\0")  # dripping on does not move the deadline
         assert say(connection, b"and now?") == b"and now?"
-        assert echo.met == [Identity("worker", "w3")]
+        assert echo.met == [Identity("worker", "worker-3")]
         assert not echo.service._newcomers
         connection.close()
 

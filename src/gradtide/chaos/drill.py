@@ -34,7 +34,20 @@ from gradtide.store.local.servers import Forks, LocalServers, local_servers
 from gradtide.store.rules.updates import update
 from gradtide.store.wire.messages import Table
 
-__all__ = ["KINDS", "Drill", "DrillReport", "holders", "is_whole", "run_chaos", "victims"]
+__all__ = [
+    "KINDS",
+    "Drill",
+    "DrillReport",
+    "DrillWorkers",
+    "StruckFault",
+    "count_pushes",
+    "draw_kinds",
+    "holders",
+    "is_whole",
+    "run_chaos",
+    "victims",
+    "wait_until",
+]
 
 KINDS = ("kill", "stop", "coordinator", "cut", "stall", "disk")
 _OF_ISLANDS = frozenset(("cut", "stall", "disk"))  # need networks, or disks, of their own
@@ -86,11 +99,11 @@ def run_chaos(plan: Drill, tell: Callable[[str], None] = lambda text: None, fork
         store = stack.enter_context(connect(servers.address, secret_file=_secret_file(servers)))
         zeros = no_pushes(max(1, plan.workers), compressed=bool(plan.compress))
         store.init(dict.fromkeys(KEYS, zeros), update=update("add"), compress=plan.compress)
-        crew = stack.enter_context(_DrillWorkers(plan, servers))
+        crew = stack.enter_context(DrillWorkers(plan, servers))
         crew.read_lines()
         struck = _disturb(plan, servers, store, crew, tell)
         counts = crew.stop()
-        return _count(store, counts, struck, crew.times())
+        return count_pushes(store, counts, struck, crew.times())
 
 
 def _check(kinds: tuple[str, ...]) -> None:
@@ -120,7 +133,7 @@ def _secret_file(servers: LocalServers | Islands) -> str | None:
     return servers.secret_file if isinstance(servers, Islands) else None
 
 
-class _DrillWorkers(Crew):
+class DrillWorkers(Crew):
     """The workers, or the user's script."""
 
     def __init__(self, plan: Drill, servers: LocalServers | Islands) -> None:
@@ -174,7 +187,7 @@ class _DrillWorkers(Crew):
 
 
 @dataclass(frozen=True, slots=True)
-class _Fault:
+class StruckFault:
     kind: str
     at_s: float
     whole_s: float  # from then on, until the store was whole again
@@ -182,45 +195,45 @@ class _Fault:
 
 
 def _disturb(
-    plan: Drill, servers: LocalServers | Islands, store: Store, crew: _DrillWorkers, tell: Callable[[str], None]
-) -> list[_Fault]:
+    plan: Drill, servers: LocalServers | Islands, store: Store, crew: DrillWorkers, tell: Callable[[str], None]
+) -> list[StruckFault]:
     """One fault after the other."""
-    random, struck = Random(plan.seed), list[_Fault]()
-    kinds = _draw(plan.kinds, random)
+    random, struck = Random(plan.seed), list[StruckFault]()
+    kinds = draw_kinds(plan.kinds, random)
     while crew.working and (len(struck) < plan.faults or (not crew.script and crew.pushes() < plan.pushes)):
-        _wait_until(lambda: is_whole(store.table), "before a fault")
+        wait_until(lambda: is_whole(store.table), "before a fault")
         time.sleep(plan.pause_s)
         if len(struck) >= plan.faults:
             continue
         kind, before = next(kinds), store.table
         at_s = _strike(kind, servers, store, crew, random)
-        _wait_until(lambda: _is_over(kind, before, store.table), f"after {kind}")  # noqa: B023
+        wait_until(lambda: _is_over(kind, before, store.table), f"after {kind}")  # noqa: B023
         whole_s = time.monotonic() - at_s
-        _wait_until(lambda: crew.all_pushed_since(at_s) or not crew.working, f"{kind}: of a push begun since")  # noqa: B023
-        struck.append(_Fault(kind, at_s, whole_s, time.monotonic()))
+        wait_until(lambda: crew.all_pushed_since(at_s) or not crew.working, f"{kind}: of a push begun since")  # noqa: B023
+        struck.append(StruckFault(kind, at_s, whole_s, time.monotonic()))
         tell(f"{len(struck)} of {plan.faults} faults, {crew.pushes()} pushes acknowledged")
     return struck
 
 
-def _draw(kinds: tuple[str, ...], random: Random) -> Iterator[str]:
+def draw_kinds(kinds: tuple[str, ...], random: Random) -> Iterator[str]:
     """In any order, but no kind twice before each was there."""
     while True:
         yield from random.sample(kinds, len(kinds))
 
 
-def _strike(kind: str, servers: LocalServers | Islands, store: Store, crew: _DrillWorkers, random: Random) -> float:
+def _strike(kind: str, servers: LocalServers | Islands, store: Store, crew: DrillWorkers, random: Random) -> float:
     """Returns when it was done; the victim is there again when this returns."""
     victim = random.choice(victims(kind, servers.processes, store.table))
     at_s = time.monotonic()
     if kind in ("cut", "stop"):
         with _away(kind, servers, victim):
-            _wait_until(lambda: victim.name not in holders(store.table), f"{victim.name}: {kind}; since then")
+            wait_until(lambda: victim.name not in holders(store.table), f"{victim.name}: {kind}; since then")
     elif not isinstance(servers, Islands):
         os.kill(victim.pid, signal.SIGKILL)
         servers.wait_until_healed(victim.pid)
     elif kind == "stall":
         servers.stall(victim.name, random)
-        _wait_until(lambda: not servers.believes_in_what_is_stalled(), f"{victim.name}: {kind}; since then")
+        wait_until(lambda: not servers.believes_in_what_is_stalled(), f"{victim.name}: {kind}; since then")
     elif kind == "kill":
         servers.kill(victim.name)
         servers.start_again(victim.name)
@@ -230,16 +243,14 @@ def _strike(kind: str, servers: LocalServers | Islands, store: Store, crew: _Dri
     return at_s
 
 
-def _fill(servers: Islands, victim: str, crew: _DrillWorkers) -> float:
+def _fill(servers: Islands, victim: str, crew: DrillWorkers) -> float:
     """Returns when there was room again: until then nobody may be replaced."""
     servers.fill_disk()
     filled_s = time.monotonic()
-    _wait_until(
-        lambda: crew.all_pushed_since(filled_s) or not crew.working, "with a full disk, but without need of it,"
-    )
+    wait_until(lambda: crew.all_pushed_since(filled_s) or not crew.working, "with a full disk, but without need of it,")
     servers.kill(victim)
     servers.start_again(victim)
-    _wait_until(servers.misses_its_disk, f"the disk was full when {victim} died; since then")
+    wait_until(servers.misses_its_disk, f"the disk was full when {victim} died; since then")
     servers.wait_until_it_listens(victim)
     servers.free_disk()
     return time.monotonic()
@@ -288,7 +299,7 @@ def is_whole(table: Table) -> bool:
     return all(len(backups) >= table.replicas for backups in table.backups)
 
 
-def _wait_until(condition: Callable[[], bool], when: str) -> None:
+def wait_until(condition: Callable[[], bool], when: str) -> None:
     deadline_s = time.monotonic() + _WHOLE_S
     while not condition():
         if time.monotonic() > deadline_s:
@@ -296,7 +307,7 @@ def _wait_until(condition: Callable[[], bool], when: str) -> None:
         time.sleep(0.01)
 
 
-def _longest_wait(fault: _Fault, times: list[list[tuple[float, float]]]) -> float:
+def _longest_wait(fault: StruckFault, times: list[list[tuple[float, float]]]) -> float:
     """Of the pushes that were under way at some time between the fault and its end: from it, or from their begin."""
     felt = (
         end - max(begun, fault.at_s)
@@ -307,8 +318,8 @@ def _longest_wait(fault: _Fault, times: list[list[tuple[float, float]]]) -> floa
     return max(felt, default=0.0)
 
 
-def _count(
-    store: Store, counts: Sequence[dict[str, int]], struck: list[_Fault], times: list[list[tuple[float, float]]]
+def count_pushes(
+    store: Store, counts: Sequence[dict[str, int]], struck: list[StruckFault], times: list[list[tuple[float, float]]]
 ) -> DrillReport:
     lost = doubled = 0
     for value in store.pull(list(KEYS)) if counts else ():

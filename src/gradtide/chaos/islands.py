@@ -42,6 +42,7 @@ class Islands:
     def __init__(self, servers: int, *, replicas: int = 0, small_disk: bool = False) -> None:
         self._stack = ExitStack()
         self._roles: dict[str, Role] = {}
+        self._machines: dict[str, str] = {}  # of processes that are not alone on theirs, which has another name
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._small_disk = small_disk
         with self._stack:
@@ -136,7 +137,7 @@ class Islands:
         disk = f"{self.folder}/disk" if self._small_disk and role.role == "coordinator" else ""
         command = [sys.executable, "-m", "gradtide.chaos.islands", self.secret_file, disk]
         pipe, word = subprocess.PIPE, msgspec.json.encode(role).decode()
-        with self._network.at(role.name):
+        with self._network.at(self._machines.get(role.name, role.name)):
             self._processes[role.name] = subprocess.Popen([*command, word], stdin=pipe, stdout=pipe)
         self._roles[role.name] = role
 

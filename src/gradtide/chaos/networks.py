@@ -53,6 +53,7 @@ class MachineNetwork:
         self._stack = ExitStack()
         self._namespaces: dict[str, int] = {}
         self._ports: dict[str, str] = {}
+        self.addresses: dict[str, str] = {}  # by the name of a machine
         self._lost: set[Flow] = set()
         self._filters = False
         with self._stack:
@@ -76,7 +77,7 @@ class MachineNetwork:
         port, address = f"port{number}", f"{_NETWORK}{10 + number}"
         with _new_namespace():
             namespace = self._namespaces[name] = _open_namespace()
-        self._ports[name] = port
+        self._ports[name], self.addresses[name] = port, address
         where = f"/proc/{os.getpid()}/fd/{namespace}"
         _ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", where)
         _ip("link", "set", port, "master", "hub", "up")
@@ -102,6 +103,19 @@ class MachineNetwork:
 
     def plug(self, name: str) -> None:
         _ip("link", "set", self._ports[name], "master", "hub")
+
+    def part(self, one: str, other: str) -> None:
+        """Nothing passes between two machines any more, and neither is told: frames go to nobody."""
+        for here, there in ((one, other), (other, one)):
+            nobody = ("lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
+            with self.at(here):
+                _ip("neigh", "replace", self.addresses[there], *nobody)
+
+    def join(self, one: str, other: str) -> None:
+        """As it was before `part`."""
+        for here, there in ((one, other), (other, one)):
+            with self.at(here):
+                _ip("neigh", "del", self.addresses[there], "dev", "eth0")
 
     def stall(self, pid: int, random: Random) -> int:
         """About half of the connections that this process has, each in one direction, for as long as they last."""

@@ -50,9 +50,10 @@ class TensorSlot:
     end: int
 
 
-def write_file(place: Place, folder: str, name: str, parts: Sequence[TensorGroup]) -> FileEntry:
-    """Writes the parts one after the other; what is known of them when it is done."""
-    laid_out = [(part, _in_order(part)) for part in parts]
+def write_file(place: Place, folder: str, name: str, parts: Sequence[TensorGroup], *, padded: bool = True) -> FileEntry:
+    """Writes the parts one after the other; what is known of them when it is done. Without padding, which is a tensor
+    of its own, only the first part begins aligned: for files of one part that others read."""
+    laid_out = [(part, _in_order(part, padded=padded)) for part in parts]
     header = _header(laid_out)
     entries: list[PartEntry] = []
 
@@ -73,13 +74,13 @@ def write_file(place: Place, folder: str, name: str, parts: Sequence[TensorGroup
     return FileEntry(name, size, hashlib.sha256(header).hexdigest(), tuple(entries))
 
 
-def _in_order(part: TensorGroup) -> list[tuple[str, Tensor]]:
+def _in_order(part: TensorGroup, *, padded: bool) -> list[tuple[str, Tensor]]:
     """Nothing first, then large elements first; bytes at the end make the next part begin aligned."""
     named = [(name, tensor.detach().contiguous()) for name, tensor in part.tensors.items()]
     ordered = sorted(named, key=lambda pair: (pair[1].nbytes > 0, -pair[1].element_size()))
     total = sum(tensor.nbytes for _, tensor in ordered)
     rest = -total % 8 if total else 8
-    if rest:
+    if rest and padded:
         ordered.append((f"{part.name}/padding", torch.zeros(rest, dtype=torch.uint8)))
     return ordered
 

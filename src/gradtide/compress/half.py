@@ -32,8 +32,10 @@ class _Half:
         return True
 
     def check(self, body: Array, form: Form) -> None:
-        if form.count and int((body.view(np.uint16) & 0x7FFF).max()) >= self.infinite:
-            refuse("a value is not finite")
+        bits = body.view(np.uint16)
+        for begin in range(0, form.count, _PIECE):
+            if int((bits[begin : begin + _PIECE] & 0x7FFF).max()) >= self.infinite:
+                refuse("a value is not finite")
 
     def decode(self, body: Array, form: Form, out: Array, add: bool) -> None:
         target, halves = torch.from_numpy(out), self._halves(body)

@@ -10,6 +10,7 @@ and then it takes nothing with it and leaves nothing.
 With SGD what is left out counts by the learning rate of its step: when that changes, it is scaled by old/new.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,11 @@ class Residuals:
         np.copyto(residual.now, residual.before)
         residual.rate = residual.before_rate
 
+    @property
+    def hold_something(self) -> bool:
+        """Whether anything is left out, or would be if the last step were undone."""
+        return any(one.now.any() or one.base.any() for one in self._of.values())
+
     def __contains__(self, name: str) -> bool:
         return name in self._of
 
@@ -127,25 +133,36 @@ class Residuals:
         """What is left out now, of a parameter like this."""
         return self._find(name, like).now
 
-    def add(self, name: str, other: Array) -> None:
-        """What somebody who leaves had left out is left to this one."""
-        residual = self._find(name, other)
-        residual.now += other
-        if residual.settled is not residual.now:
-            residual.settled += other
+    def rate(self, name: str) -> float | None:
+        """By which what is left out now counts."""
+        return self._of[name].rate if name in self._of else None
 
-    def state(self) -> dict[str, tuple[Array, float | None]]:
-        """What is left out of each, and the rate by which that counts, to be kept and put back."""
-        undone = self._step if self._undone else None
-        found = {name: (one, one.step == undone) for name, one in self._of.items()}
-        return {
-            name: (one.base.copy(), one.base_rate) if gone else (one.now.copy(), one.rate)
-            for name, (one, gone) in found.items()
-        }
+    def add(self, name: str, other: Array, rate: float | None) -> None:
+        """What somebody who leaves had left out, which counts by its own rate, is left to this one."""
+        residual = self._find(name, other)
+        shared = residual.settled is residual.now
+        residual.rate = _add_by_rate(residual.now, residual.rate, other, rate)
+        if shared:
+            residual.settled_rate = residual.rate
+        else:
+            residual.settled_rate = _add_by_rate(residual.settled, residual.settled_rate, other, rate)
+
+    def state(self, unstepped: Collection[str] = ()) -> dict[str, tuple[Array, float | None]]:
+        """What is left out of each, and the rate by which that counts, to be kept and put back. `unstepped`: those with
+        a gradient that nobody has stepped with, so that it may as well be thrown away."""
+        return {name: self._kept(one, name in unstepped) for name, one in self._of.items()}
+
+    def _kept(self, one: _Residual, unstepped: bool) -> tuple[Array, float | None]:
+        if self._undone and one.step == self._step:
+            return one.base.copy(), one.base_rate
+        if unstepped or one.is_dropped:
+            return one.settled.copy(), one.settled_rate
+        return one.now.copy(), one.rate
 
     def put_back(self, name: str, left: Array, rate: float | None) -> None:
         residual = self._of[name] = _Residual(len(left), left.dtype)
-        residual.now[:], residual.rate = left, rate
+        residual.now[:] = left
+        residual.rate = residual.settled_rate = rate
 
     def clear(self) -> None:
         """Somebody else has it now."""
@@ -157,6 +174,16 @@ class Residuals:
             found = self._of[name] = _Residual(len(like), like.dtype)
         elif found.now.dtype != like.dtype:  # the model was converted
             old, found = found, _Residual(len(like), like.dtype)
-            found.now[:], found.rate = old.now, old.rate
+            found.now[:] = old.settled if old.is_dropped else old.now
+            found.rate = found.settled_rate = old.settled_rate if old.is_dropped else old.rate
             self._of[name] = found
         return found
+
+
+def _add_by_rate(own: Array, own_rate: float | None, other: Array, rate: float | None) -> float | None:
+    """Adds what counts by another rate, so that it moves as far as before. Returns the rate of the sum."""
+    if own_rate is None or rate is None or own_rate == rate:
+        own += other
+        return rate if own_rate is None else own_rate
+    own += other * own.dtype.type(rate / own_rate)
+    return own_rate

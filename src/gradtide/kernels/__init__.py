@@ -11,6 +11,7 @@ sockets.py       system calls on sockets that never wait
 exchange.py      an exchange between hosts: all links at once, added up while the rest arrives
 transfer.py      messages between hosts: several streams at once, each one way
 compiled.py      compiles all that when first asked for, or loads it from the disk
+masks.py         which elements of a value dropout keeps
 combine.py       the pass that adds up what ranks handed over, for parameters in shared memory
 """
 

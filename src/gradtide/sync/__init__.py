@@ -1,6 +1,7 @@
 """One object a way to synchronise, chosen once at construction, in the order a gradient meets them.
 
 job.py            the processes that train together, as this one sees them
+own_loop.py       for loops of one's own: who this worker is, and a mean over all
 trained.py        what is trained: parameters that ask for a gradient, and the optimizers that step them
 ways.py           what every way to synchronise can do
 watching/         what the user's program does: its backwards, its edits, its time, its loops of different lengths

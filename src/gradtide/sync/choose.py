@@ -36,6 +36,7 @@ _ALL_INSIDE = (
     "all workers are on one host, inside of which every step is taken together: all-reduce in shared memory, then a "
     "step on each worker; Local(within='host') makes a difference between hosts"
 )
+_NOTHING_BETWEEN = "nothing is compressed, since nothing goes between hosts"
 TRIAL_STEPS = 3  # that a program takes with model.step(), editing nothing, before parameters are shared
 
 
@@ -81,7 +82,10 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
     _begin_alike(trained, spread)
     share_state(trained, job, job.group, spread)
     if isinstance(wishes.sync, Local):
-        return Reduce(trained, spread, None, _ALL_INSIDE, emit, overlap=wishes.overlap)
+        unused = "" if compression is None else f"; {_NOTHING_BETWEEN}"
+        if compression is not None:
+            compression.decided = _NOTHING_BETWEEN
+        return Reduce(trained, spread, None, _ALL_INSIDE + unused, emit, overlap=wishes.overlap)
     note = ""
     if compression is not None:
         settings, note = decide(compression.settings, trained, job.group)
@@ -182,7 +186,9 @@ def _choose_local(trained: Trained, job: Job, wishes: Wishes, spread: Group | De
         job.group.broadcast(steps)
         known.steps = int(steps)
     dense = Reduce(trained, spread, None, "", emit, overlap=wishes.overlap) if local.after else None
-    way = _smaller(LocalSteps(trained, job, spread, local, known, dense, emit), trained, job, wishes.compression)
+    hosts = None if local.within is None else len(set(job.group.host_of))
+    way = LocalSteps(trained, job, spread, local, known, dense, emit)
+    _smaller(way, trained, job, wishes.compression, hosts)
     if local.within is not None:
         known.inside = known.inside or join_inside(job.group)
         if known.inside is not None:
@@ -192,13 +198,15 @@ def _choose_local(trained: Trained, job: Job, wishes: Wishes, spread: Group | De
     return way
 
 
-def _smaller(way: LocalSteps, trained: Trained, job: Job, compression: Compression | None) -> LocalSteps:
-    """With what is compressed where workers meet."""
+def _smaller(
+    way: LocalSteps, trained: Trained, job: Job, compression: Compression | None, hosts: int | None = None
+) -> LocalSteps:
+    """With what is compressed where workers meet, or so many hosts do."""
     if compression is not None:
-        settings, note = decide_for_meetings(compression.settings, trained, job)
+        settings, note = decide_for_meetings(compression.settings, trained, job, hosts)
         compression.decided = note or f"compress='auto': {settings}"
         if settings is not None:
-            way.make_smaller(SmallerChanges(trained, way.room, settings, compression))
+            way.make_smaller(SmallerChanges(trained, way.room, settings, compression, hosts=hosts))
         way.reason += f"; {note}" if note else ""
     return way
 
@@ -234,10 +242,6 @@ def _check_local(trained: Trained, wishes: Wishes) -> None:
 
 def _check_compressed_local(local: Local, compression: Compression) -> None:
     text = f"compress={str(compression.settings)!r}"
-    if local.within is not None:
-        raise ConfigError(
-            f"{text} would send what a host has changed once for each of its workers; leave within= or compress= out"
-        )
     if compression.settings.codec == "onebit" and local.rule.name in ("adam", "adamw"):
         raise ConfigError(
             f"{text} does not go with an outer {local.rule.name}, whose second moments would be those of the signs; "

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gradtide.collective import Group
 from gradtide.collective.groups.device_group import DeviceGroup
+from gradtide.events import Emit, LinksPlanned
 from gradtide.sync.state import share_buffers
 from gradtide.sync.trained import Trained
 from gradtide.sync.ways import EveryStep
@@ -21,6 +22,13 @@ class InGroup(EveryStep):
 
     def __init__(self, trained: Trained, group: Group | DeviceGroup) -> None:
         self._trained, self._group = trained, group
+        self._links: LinksPlanned | None = None  # until it is told
+
+    def _tell_links(self, emit: Emit) -> None:
+        """With the first synchronisation, and not before: starting up is not training."""
+        if self._links is not None:
+            emit(self._links)
+            self._links = None
 
     @property
     def led(self) -> bool:

@@ -1,17 +1,22 @@
 """The processes that train together, as this one sees them."""
 
 import functools
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradtide.collective import Group
 from gradtide.environment import read_environment
 from gradtide.errors import CommunicationError, ConfigError
 from gradtide.events import Emit, Event
-from gradtide.processes.job_protocol import Ask, Dismissed, Notice, Watcher, ask
+from gradtide.processes.job_protocol import Ask, Dismissed, Lost, Notice, Roster, Watcher, ask
 from gradtide.sync.watching.stopwatch import Stopwatch
 from gradtide.timeouts import Timeouts, default_timeouts
+from gradtide.transport.authenticate import parse_address
+from gradtide.transport.hosts import LookingStore, local_address, store_at
+from gradtide.transport.keys import read_credentials
+from gradtide.transport.registrar_line import RegistrarLine
 
 __all__ = ["BatchShare", "Elastic", "Job", "current_job"]
 
@@ -33,18 +38,62 @@ class BatchShare:
 class Elastic:
     """What a worker of a job that outlives its workers knows: whom to ask, and where the job stands."""
 
-    address: str  # of the launcher
+    address: str  # of the registrar: an abstract socket's name, or host and port
     name: str  # of the job
     number: int  # this worker's, which stays when ranks change
     generation: int = 0  # of the group that it is in; 0: of none yet
     newcomer: bool = False  # whether it came when the others were under way
-    _watcher: Watcher | None = None
+    _watcher: Watcher | RegistrarLine | None = None
+    _told: Notice | None = None
+
+    def ask(self, *, keeps: bool, timeout_s: float) -> Roster:
+        """Who works together next, once all who live have asked."""
+        question, line = Ask(self.number, self.generation, keeps), self._line()
+        if isinstance(line, RegistrarLine):
+            return line.ask(question, timeout_s)
+        return ask(self.address, question, timeout_s)
+
+    def join(self, decree: Roster, timeout_s: float) -> Group:
+        """The group of that generation, on one machine or on several."""
+        name, rank, size = (
+            f"{self.name}-generation-{decree.generation}",
+            decree.ranks.index(self.number),
+            len(decree.ranks),
+        )
+        line = self._line()
+        if not isinstance(line, RegistrarLine):
+            return Group.join(name, rank, size, timeout_s=timeout_s)
+        host, port = line.address.host, decree.store
+        store = LookingStore(store_at(host, port, timeout_s), lambda: line.check(decree.generation))
+        group = Group.from_store(name, store, rank, size, lambda: local_address(host, port), timeout_s=timeout_s)
+        known = weakref.ref(group)
+
+        def tell(lost: Lost) -> None:
+            """A wire that was cut says nothing for long: the registrar knows sooner."""
+            found = known()
+            if found is not None and lost.generation == decree.generation:
+                found.lose([decree.ranks.index(number) for number in lost.ranks if number in decree.ranks])
+
+        line.on_lost = tell
+        line.check(decree.generation)  # what it has said before it knew whom to tell
+        return group
+
+    def _line(self) -> Watcher | RegistrarLine:
+        if self._watcher is None:
+            self._watcher = _reach(self.address, self.number)
+        return self._watcher
 
     def notice(self) -> Notice | None:
         """What the launcher has said since the last time: that somebody comes or is to go."""
-        if self._watcher is None:
-            self._watcher = Watcher(self.address, self.number)
-        return self._watcher.notice()
+        found = self._line().notice()
+        self._told = found or self._told
+        return found
+
+    @property
+    def going(self) -> tuple[int, ...]:
+        """Who is to go, of those who work together now, as far as this worker was ever told."""
+        self.notice()
+        return () if self._told is None or self._told.generation != self.generation else tuple(self._told.going)
 
 
 @dataclass(slots=True)
@@ -77,6 +126,7 @@ class Job:
     nobody_waits: bool = False  # for anybody: a model is trained in async
     balance: Any = field(default=None, repr=False)  # what decides on the shares of the last loop that follow speed
     stopwatch: Stopwatch | None = field(default=None, repr=False)  # of the part that is being worked on
+    reading: str = ""  # how the data of the last loop over `shard` is read, where that is worth a word
     news: list[Event] = field(default_factory=list)  # for whoever watches the model
     timeouts: Timeouts = field(default_factory=default_timeouts)
     recover: Callable[[CommunicationError], None] | None = field(default=None, repr=False)  # goes on with who is left
@@ -116,6 +166,11 @@ class Job:
         self.resumed, self.state["epoch"], self.epoch_began = False, epoch, self.batches
 
     @property
+    def number(self) -> int:
+        """This worker's, which stays when ranks change."""
+        return self.rank if self.elastic is None else self.elastic.number
+
+    @property
     def generation(self) -> int:
         """Of the workers who train together: it grows when one dies, comes or goes."""
         return 0 if self.elastic is None else self.elastic.generation
@@ -144,22 +199,22 @@ class Job:
 
         return observe
 
-    def regroup(self) -> None:
-        """Joins those who are left, and those who have come, once all of them ask."""
+    def regroup(self, *, keeps: bool = False) -> None:
+        """Joins those who are left, and those who have come, once all of them ask. `keeps`: this worker has what nobody
+        else has, and is not let go before it has handed that over."""
         assert self.elastic is not None
         if self._group is not None:
             self._group.close()
             self._group = None
         state = self.elastic
-        decree = ask(state.address, Ask(state.number, state.generation), 2 * self.timeout_s)
+        decree = state.ask(keeps=keeps, timeout_s=2 * self.timeout_s)
         state.newcomer = state.generation == 0 and decree.generation > 1
         state.generation = decree.generation
         if state.number not in decree.ranks:
             raise Dismissed(0)
         self.rank, self.size = decree.ranks.index(state.number), len(decree.ranks)
         if self.size > 1:
-            name = f"{state.name}-generation-{decree.generation}"
-            self._group = Group.join(name, self.rank, self.size, timeout_s=self.timeout_s)
+            self._group = state.join(decree, self.timeout_s)
             self._group.set_notice(self.timeouts.notice_s)
 
     @property
@@ -172,6 +227,16 @@ class Job:
                 "one shard"
             )
         return 1.0 / self.size if self.share is None else self.share.weight
+
+
+def _reach(address: str, number: int) -> Watcher | RegistrarLine:
+    """A job's registrar: on this machine by the name of a socket, else by host and port."""
+    if not address.startswith(("tcp:", "tls:")):
+        return Watcher(address, number)
+    around = read_environment()
+    credentials = read_credentials(around.secret_file or None)
+    credentials = replace(credentials, insecure_network=around.insecure_network)
+    return RegistrarLine(parse_address(address), credentials, number, around.incarnation)
 
 
 @functools.cache

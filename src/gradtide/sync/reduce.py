@@ -11,8 +11,10 @@ from gradtide.collective import Group
 from gradtide.collective.executors.choose import Strategy
 from gradtide.collective.groups.device_group import DeviceGroup
 from gradtide.errors import ConfigError
-from gradtide.events import Emit, GradientsSynchronised, Waiting
+from gradtide.events import Emit, GradientsSynchronised, LinksPlanned, Waiting
 from gradtide.handle import Handle
+from gradtide.schedule.predict.sent import bytes_sent
+from gradtide.schedule.predict.simulate import simulate
 from gradtide.sync.buckets import Bucket, BucketMemory, Buckets
 from gradtide.sync.in_group import InGroup
 from gradtide.sync.state import DIGEST_BYTES, Options
@@ -50,6 +52,8 @@ class Reduce(InGroup):
         if strategy is not None:
             for flat in self._memory.flat:  # one that does not fit is said now, not in backward
                 group.schedule(strategy, flat.nbytes)
+            if isinstance(group, Group):
+                self._links = _plan_links(group, strategy, [flat.nbytes for flat in self._memory.flat])
 
     def uses(self, group: Group) -> bool:
         """Whether gradients go over this group, as it sees fit."""
@@ -95,6 +99,8 @@ class Reduce(InGroup):
             self._check_alike()
 
     def _emit_bytes(self) -> None:
+        if self._links is not None:
+            self._tell_links(self._emit)
         self._emit(GradientsSynchronised(sum(flat.nbytes for flat in self._memory.flat)))
 
     def _check_alike(self) -> None:
@@ -177,6 +183,21 @@ class Reduce(InGroup):
 
     def close(self) -> None:
         pass
+
+
+def _plan_links(group: Group, strategy: Strategy, sizes: Sequence[int]) -> LinksPlanned:
+    """What this rank sends by the buckets' schedules, and how long they take one after the other."""
+    sent, seconds, name = [0.0] * group.size, 0.0, ""
+    for size in sizes:
+        schedule = group.schedule(strategy, size)
+        name = schedule.name
+        seconds += simulate(schedule, group.topology, size).seconds if schedule.ops else 0.0
+        for to, part in bytes_sent(schedule, size, group.rank, group.size).items():
+            sent[to] += part
+    loads: list[list[str | int]] = [
+        [f"worker {group.rank}", f"worker {to}", round(n)] for to, n in enumerate(sent) if n
+    ]
+    return LinksPlanned(f"all-reduce, {name}", loads, seconds, group.topology.name)
 
 
 class _Flags:

@@ -148,7 +148,7 @@ class Synchroniser:
         self._rounds += 1
         self._forget_given()
         self._hooks.synchronised(self._equal_part())
-        if self._wishes.compression is not None:
+        if self._wishes.compression is not None and isinstance(self.way, EveryStep):
             self._wishes.compression.synchronised(self._trained)
         if self._trial is not None:
             self._trial.synchronised()
@@ -414,7 +414,8 @@ class Synchroniser:
             return way.state()
         if isinstance(way, CompressedReduce | LeftToOne) and compression is not None:
             return {"compression": compression.state(way.factors())}
-        return {}
+        left = way.left_out() if isinstance(way, OverServers) else {}
+        return {"compression": left} if left else {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         way, compression = self.way, self._wishes.compression
@@ -424,6 +425,9 @@ class Synchroniser:
         if "outer" in state:
             raise ConfigError("this state is of workers that step by themselves; load it with sync=gradtide.Local(...)")
         if not state:
+            return
+        if isinstance(way, OverServers) and compression is not None:
+            way.load_left_out(state["compression"])
             return
         if not isinstance(way, CompressedReduce | LeftToOne) or compression is None:
             if holds_something(state["compression"]):
@@ -490,15 +494,14 @@ class Synchroniser:
             return False
         called = self._count(notice is not None and notice.generation == elastic.generation) > 0
         if called and isinstance(self.way, CompressedReduce):
-            self.way.hand_over(elastic.number, () if notice is None else notice.going)
+            self.way.hand_over(elastic.number, elastic.going)
         return called
 
     def _is_called_apart(self, way: LocalSteps) -> bool:
         """So it was said where all met. What those who go have left out goes to one who stays."""
         called, elastic = way.is_called(), self._job.elastic
         if called and elastic is not None:
-            notice = elastic.notice()
-            way.hand_over(elastic.number, () if notice is None else notice.going)
+            way.hand_over(elastic.number, elastic.going)
         return called
 
     def _go_on(self, error: CommunicationError | None, finished: bool, *, asking: bool = False) -> None:
@@ -507,7 +510,7 @@ class Synchroniser:
         last: LastStep | None = None
         while True:
             try:
-                self._job.regroup()  # from here on nobody writes to what the ranks shared
+                self._job.regroup(keeps=self._keeps)  # from here on nobody writes to what the ranks shared
                 if isinstance(self.way, LocalSteps) and self._is_apart(self.way, asking):
                     if self._wishes.compression is not None and error is not None:
                         self._wishes.compression.tell_of_death(self._job)
@@ -529,6 +532,13 @@ class Synchroniser:
                 continue  # one more died meanwhile
             except CommunicationError as another:
                 raise another from error
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether compression has left out something here that was not handed over: who is to go may have been told
+        since, or before a worker died."""
+        compression = self._wishes.compression
+        return compression is not None and compression.residuals.hold_something
 
     def _is_apart(self, way: LocalSteps, asking: bool) -> bool:
         """Local steps are not taken again: only the meeting is, if it was that which failed."""

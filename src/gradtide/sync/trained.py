@@ -115,11 +115,9 @@ def as_optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:
     several = tuple(given) if isinstance(given, list | tuple) else (given,)
     for one in several:
         if not isinstance(one, torch.optim.Optimizer):
-            raise ConfigError(
-                f"DataParallel needs an optimizer of torch.optim, or a list of them, not {type(one).__name__}"
-            )
+            raise ConfigError(f"an optimizer of torch.optim is needed, or a list of them, not {type(one).__name__}")
     if not several:
-        raise ConfigError("DataParallel needs an optimizer; an empty list has none")
+        raise ConfigError("an optimizer is needed; an empty list has none")
     return several
 
 
@@ -130,8 +128,10 @@ def find_trained(
     *,
     broadcast_buffers: bool = True,
     closures: bool = False,
+    on_meta: bool = False,
 ) -> Trained:
-    """Raises ConfigError where model and optimizers don't belong together, before anything is changed."""
+    """Raises ConfigError where model and optimizers don't belong together, before anything is changed. `on_meta`: who
+    asks will give parameters without values some."""
     optimizers = as_optimizers(optimizer)
     for one in optimizers:
         if needs_closure(one) and closures and clip_norm is not None:
@@ -143,7 +143,7 @@ def find_trained(
     if clip_norm is not None and clip_norm <= 0:
         raise ConfigError(f"clip_norm is {clip_norm:g}; it must be above 0")
     everything = list(module.named_parameters())
-    _check_parameters(module, everything, optimizers)
+    _check_parameters(module, everything, optimizers, on_meta=on_meta)
     named = [(name, p) for name, p in everything if p.requires_grad]
     names, parameters = zip(*named, strict=True)
     signature = _sign(everything, optimizers)
@@ -151,12 +151,16 @@ def find_trained(
 
 
 def _check_parameters(
-    module: nn.Module, everything: Sequence[tuple[str, nn.Parameter]], optimizers: Sequence[torch.optim.Optimizer]
+    module: nn.Module,
+    everything: Sequence[tuple[str, nn.Parameter]],
+    optimizers: Sequence[torch.optim.Optimizer],
+    *,
+    on_meta: bool,
 ) -> None:
     for name, parameter in everything:
         if is_lazy(parameter):
             raise ConfigError(f"{name} has no shape yet; run one forward of the model before wrapping it")
-        if parameter.is_meta:
+        if parameter.is_meta and not on_meta:
             raise ConfigError(f"{name} is on the meta device, without values; give it some (to_empty, load) first")
     stepped = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     twice = len(stepped) - len(set(stepped))

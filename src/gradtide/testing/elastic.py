@@ -6,18 +6,12 @@ python -m gradtide.testing.elastic --seeds 2000           many, until the first 
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from gradtide.testing.faults import COORDINATOR, Fault
-from gradtide.testing.simulate import (
-    Comer,
-    Outcome,
-    Scenario,
-    first_broken,
-    run_and_report,
-    run_scenario,
-    seed_parser,
-)
+from gradtide.testing.scenarios import Comer, Scenario, with_compression
+from gradtide.testing.simulate import Outcome, first_broken, run_and_report, run_scenario, seed_parser
 from gradtide.testing.simulator.network import Faults
 
 __all__ = ["elastic_scenario_of", "main", "run_elastic_seed", "run_elastic_seeds"]
@@ -96,14 +90,16 @@ def _comers(random: Random) -> tuple[Comer, ...]:
     return tuple(found)
 
 
-def run_elastic_seed(seed: int) -> Outcome:
-    """Run the scenario that a seed draws."""
-    return run_scenario(elastic_scenario_of(seed))
+def run_elastic_seed(seed: int, *, compress: bool | None = None) -> Outcome:
+    """Run the scenario that a seed draws. `compress`: whether its keys are compressed; None: in some seeds."""
+    return run_scenario(with_compression(elastic_scenario_of(seed), compress))
 
 
-def run_elastic_seeds(first: int, count: int, progress: Callable[[int], None] = lambda seed: None) -> Outcome | None:
+def run_elastic_seeds(
+    first: int, count: int, progress: Callable[[int], None] = lambda seed: None, *, compress: bool | None = None
+) -> Outcome | None:
     """Run seeds in order; returns the first that broke a promise, or None."""
-    return first_broken(run_elastic_seed, first, count, progress)
+    return first_broken(partial(run_elastic_seed, compress=compress), first, count, progress)
 
 
 def main(arguments: list[str] | None = None) -> int:

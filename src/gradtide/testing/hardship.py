@@ -8,10 +8,12 @@ python -m gradtide.testing.hardship --seeds 2000           many, until the first
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 from gradtide.testing.faults import COORDINATOR, Fault
-from gradtide.testing.simulate import Outcome, Saver, Scenario, first_broken, run_and_report, run_scenario, seed_parser
+from gradtide.testing.scenarios import Saver, Scenario, with_compression
+from gradtide.testing.simulate import Outcome, first_broken, run_and_report, run_scenario, seed_parser
 from gradtide.testing.simulator.network import Faults
 
 __all__ = ["hard_scenario_of", "main", "run_hard_seed", "run_hard_seeds"]
@@ -125,14 +127,16 @@ def _mishaps_of_links(random: Random, servers: int, workers: int, clients: int) 
     return tuple(found)
 
 
-def run_hard_seed(seed: int) -> Outcome:
-    """Run the scenario that a seed draws."""
-    return run_scenario(hard_scenario_of(seed))
+def run_hard_seed(seed: int, *, compress: bool | None = None) -> Outcome:
+    """Run the scenario that a seed draws. `compress`: whether its keys are compressed; None: in some seeds."""
+    return run_scenario(with_compression(hard_scenario_of(seed), compress))
 
 
-def run_hard_seeds(first: int, count: int, progress: Callable[[int], None] = lambda seed: None) -> Outcome | None:
+def run_hard_seeds(
+    first: int, count: int, progress: Callable[[int], None] = lambda seed: None, *, compress: bool | None = None
+) -> Outcome | None:
     """Run seeds in order; returns the first that broke a promise, or None."""
-    return first_broken(run_hard_seed, first, count, progress)
+    return first_broken(partial(run_hard_seed, compress=compress), first, count, progress)
 
 
 def main(arguments: list[str] | None = None) -> int:

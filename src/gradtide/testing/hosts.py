@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 from gradtide.errors import ConfigError
 
-__all__ = ["ADDRESSES", "INTERFACES", "cut_wire", "limit_flows", "several_hosts", "two_hosts"]
+__all__ = ["ADDRESSES", "INTERFACES", "cut_wire", "limit_flows", "plug", "several_hosts", "two_hosts", "unplug"]
 
 _MOST = 8
 _FLOW_CLASSES = 256
@@ -92,6 +92,17 @@ def cut_wire(names: Sequence[str]) -> Iterator[None]:
     finally:
         for name, address, interface in zip(names, reversed(ADDRESSES[:2]), INTERFACES, strict=False):
             _run("ip", "-n", name, "neigh", "del", address, "dev", interface)
+
+
+def unplug(names: Sequence[str], number: int) -> None:
+    """One host of several (three or more) leaves the switch: nothing arrives there or comes from there, and nobody is
+    told."""
+    _run("ip", "-n", f"{names[0]}-switch", "link", "set", f"to-{INTERFACES[number]}", "nomaster")
+
+
+def plug(names: Sequence[str], number: int) -> None:
+    """It is back."""
+    _run("ip", "-n", f"{names[0]}-switch", "link", "set", f"to-{INTERFACES[number]}", "master", "switch", "up")
 
 
 def limit_flows(names: Sequence[str], rate: str) -> None:

@@ -44,6 +44,7 @@ class LocalPlan:
     changes: Mapping[int, MemberChange] = field(default_factory=dict)  # by the number of batches done
     hosts: tuple[int, ...] = ()  # so many players on each, who take every step together
     over_servers: bool = False  # which round the weighted mean in their own way, and step each block by itself
+    read_apart: bool = False  # each part in memory of its own: at another place kernels may round otherwise
 
 
 @dataclass(slots=True)
@@ -122,7 +123,8 @@ def play_local(
         for player, (begin, end) in zip(players, parts, strict=True):
             player.optimizer.zero_grad()
             if end > begin:
-                loss(player.model(x[begin:end]), y[begin:end]).backward()
+                mine = (x[begin:end].clone(), y[begin:end].clone()) if plan.read_apart else (x[begin:end], y[begin:end])
+                loss(player.model(mine[0]), mine[1]).backward()
         if steps <= plan.after:
             _add_up(players, [(end - begin) / len(x) for begin, end in parts])
         else:

@@ -2,6 +2,7 @@
 
 python -m gradtide.testing.simulate --seed 17              one seed, with what it did
 python -m gradtide.testing.simulate --seeds 20000          many, until the first that breaks a promise
+python -m gradtide.testing.simulate --compress --seed 17   with keys that are compressed (without: one seed in eight)
 """
 
 import argparse
@@ -12,21 +13,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from typing import Any
 
 from gradtide.store.client.session import Session, SessionOptions
 from gradtide.store.coordinator import membership
+from gradtide.store.rules.codecs import encoded_bytes
+from gradtide.store.rules.updates import TorchArithmetic
 from gradtide.store.snapshot import cutter
 from gradtide.store.wire import placement
 from gradtide.testing.faults import COORDINATOR, Fault
-from gradtide.testing.simulator.actors import ClientActor, World
+from gradtide.testing.scenarios import (
+    Comer,
+    Saver,
+    Scenario,
+    replicated_scenario_of,
+    scenario_of,
+    with_compression,
+)
+from gradtide.testing.simulator.actors import ClientActor, Script, World
 from gradtide.testing.simulator.checkpoints import CheckpointDisk
 from gradtide.testing.simulator.clock import VirtualClock
+from gradtide.testing.simulator.compressed.bodies import unpack
+from gradtide.testing.simulator.compressed.client import CompressedActor
+from gradtide.testing.simulator.compressed.conservation import check_compressed
+from gradtide.testing.simulator.compressed.keys import BLOCK_BYTES, compressed_async_specs, compressed_round_specs
+from gradtide.testing.simulator.compressed.ledger import Ledger
 from gradtide.testing.simulator.history import SimulationHistory, Violation, check
-from gradtide.testing.simulator.network import Faults, Network
-from gradtide.testing.simulator.numbers import Number
+from gradtide.testing.simulator.network import Network
 from gradtide.testing.simulator.outcome import finals, is_whole, kept_records, lost_shards
 from gradtide.testing.simulator.processes import CoordinatorActor, HostActor
-from gradtide.testing.simulator.scripts import WorkerPlan, client_script, round_specs, worker_script
+from gradtide.testing.simulator.scripts import WorkerPlan, async_specs, client_script, round_specs, worker_script
 from gradtide.testing.simulator.trouble import Trouble
 
 __all__ = [
@@ -51,54 +67,7 @@ PATIENCE_S = 20.0  # of a server with a checkpoint whose round nobody closes
 SHARDS = 64  # a table of 1,024, as a real one, takes as long as all the rest
 
 
-@dataclass(frozen=True, slots=True)
-class Comer:
-    """A worker that comes later, and goes after so many rounds (0: stays)."""
-
-    at_s: float
-    goes_after: int = 0
-    says_goodbye: bool = True
-    says_so_before: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Saver:
-    """A client that takes checkpoints: after these of its rounds, if it is a worker, or before these operations."""
-
-    who: str
-    at: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """Everything about a run, but for chance."""
-
-    seed: int  # of the network
-    script_seed: int  # of what clients do
-    servers: int
-    workers: int
-    clients: int
-    delay: int
-    rounds: int
-    operations: int  # of each client
-    faults: Faults
-    slow_s: float = 0.02
-    newcomer: bool = False  # one more worker, later
-    goer: str = ""  # "leaves" or "dies": what the last worker does half way
-    configures: bool = False
-    credit_bytes: int = 64 << 20
-    replicas: int = 0
-    mishaps: tuple[Fault, ...] = ()
-    wild: bool = False  # mishaps may be more than the replicas can make up for
-    lease_s: float = 2.0
-    pause_s: float = 0.02  # of a client between operations
-    comers: tuple[Comer, ...] = ()
-    worker_lease_s: float = 0.0  # how long a client may hang while its connection stands; 0: a lease
-    forget_leases: float = 0.0  # after how many a client is forgotten; 0: as a real store does
-    drift: float = 0.0  # by how much each machine's clock may be too fast or too slow
-    rejoin: bool = False  # workers that were struck off come again by themselves
-    savers: tuple[Saver, ...] = ()
-    unwritable: float = 0.0  # how likely a server can't write its part of a checkpoint
+Begin = Callable[[World, Scenario], float]  # starts coordinators; returns when nothing more befalls them
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,98 +80,13 @@ class Outcome:
     events: int
     digest: str
     happened: tuple[Fault, ...] = ()
+    ledger: Ledger | None = None  # of compressed keys
 
 
-def replicated_scenario_of(seed: int) -> Scenario:
-    """A store with replicas, and mishaps to its servers and its coordinator, drawn by the seed."""
-    random = Random(seed ^ 0x5EED)
-    wild = random.random() < 0.15
-    replicas = random.choice((1, 1, 2))
-    servers = replicas + 1 + random.randrange(2)
-    workers = 0 if wild else random.randrange(3)
-    faults = Faults(
-        drop=random.choice((0.0, 0.0, 0.05, 0.3 if wild else 0.1)),  # who never gets through is not in sync any more
-        duplicate=random.choice((0.0, 0.1)),
-        mean_delay_s=random.choice((0.001, 0.005, 0.03)),
-        heals_s=8.0,
-    )
-    return Scenario(
-        seed=seed,
-        script_seed=seed,
-        servers=servers,
-        workers=workers,
-        clients=random.randrange(0 if workers else 1, 3),
-        delay=random.choice((0, 0, 1, 4)),
-        rounds=4 + random.randrange(6),
-        operations=8 + random.randrange(16),
-        faults=faults,
-        slow_s=random.choice((0.05, 0.3)),
-        newcomer=workers > 0 and random.random() < 0.2,
-        configures=random.random() < 0.2,
-        replicas=replicas,
-        mishaps=_mishaps(random, servers, wild),
-        wild=wild,
-        lease_s=1.2,
-        pause_s=random.choice((0.05, 0.3)),
-    )
-
-
-def _mishaps(random: Random, servers: int, wild: bool) -> tuple[Fault, ...]:
-    names = [f"server{i}" for i in range(servers)]
-    found = []
-    if random.random() < 0.4:
-        at_s, for_s = 0.3 + 4 * random.random(), random.choice((0.1, 0.5, 2.0))
-        if random.random() < 0.2:
-            found.append(Fault.stop(COORDINATOR, at_s, for_s))
-        else:
-            disk, silent = random.random() < 0.7 or wild, random.random() < 0.4
-            found.append(Fault.kill(COORDINATOR, at_s, for_s, disk=disk, silent=silent))
-    for _ in range(1 + random.randrange(4)):
-        who, at_s = random.choice(names), 0.3 + 5 * random.random()
-        kind = random.random()
-        if kind < 0.5:
-            found.append(Fault.kill(who, at_s, random.choice((0.05, 0.3, 2.0)), silent=random.random() < 0.3))
-        elif kind < 0.7:
-            found.append(Fault.stop(who, at_s, random.choice((0.3, 1.0, 3.0))))
-        else:
-            peer = random.choice(["", COORDINATOR, *(name for name in names if name != who)])
-            way = random.choice(("both", "to", "from"))
-            found.append(Fault.cut(who, at_s, random.choice((0.3, 1.0, 3.0)), peer, way))  # type: ignore[arg-type]
-    return tuple(found)
-
-
-def scenario_of(seed: int) -> Scenario:
-    """A scenario, drawn by the seed."""
-    random = Random(seed)
-    workers = random.randrange(4)
-    faults = Faults(
-        drop=random.choice((0.0, 0.05, 0.3)),
-        duplicate=random.choice((0.0, 0.1, 0.3)),
-        mean_delay_s=random.choice((0.001, 0.01, 0.05)),
-        cut=random.choice((0.0, 0.0, 0.01)),
-        heals_s=random.choice((1.0, 3.0)),
-    )
-    return Scenario(
-        seed=seed,
-        script_seed=seed,
-        servers=1 + random.randrange(3),
-        workers=workers,
-        clients=random.randrange(0 if workers else 1, 3),
-        delay=random.choice((0, 0, 1, 4)),
-        rounds=2 + random.randrange(4),
-        operations=4 + random.randrange(8),
-        faults=faults,
-        newcomer=workers > 0 and random.random() < 0.3,
-        goer=random.choice(("", "", "leaves", "dies")) if workers > 1 else "",
-        configures=random.random() < 0.3,
-        credit_bytes=random.choice((1 << 20, 64 << 20)),
-    )
-
-
-def run_scenario(scenario: Scenario) -> Outcome:
-    """Run it to its end, and check what happened."""
+def run_scenario(scenario: Scenario, begin: "Begin | None" = None) -> Outcome:
+    """Run it to its end, and check what happened. `begin` starts coordinators, unless there is to be one."""
     with _small_and_fast(scenario):
-        return _run(scenario)
+        return _run(scenario, begin)
 
 
 @contextmanager
@@ -210,29 +94,36 @@ def _small_and_fast(scenario: Scenario) -> Iterator[None]:
     """A store of few shards, that forgets as soon as the scenario says, and does not say when its disk is full."""
     log = logging.getLogger("gradtide.coordinator")
     usual = (placement.SHARDS, membership.FORGET_LEASES, cutter.PATIENCE_S)
+    block_bytes = placement.BLOCK_BYTES
     was_disabled, log.disabled = log.disabled, True
     placement.SHARDS = SHARDS
     membership.FORGET_LEASES = scenario.forget_leases or membership.FORGET_LEASES  # type: ignore[assignment]
     cutter.PATIENCE_S = PATIENCE_S
+    placement.BLOCK_BYTES = BLOCK_BYTES if scenario.compress else block_bytes
     try:
         yield
     finally:
+        placement.BLOCK_BYTES = block_bytes
         placement.SHARDS, membership.FORGET_LEASES, cutter.PATIENCE_S = usual
         log.disabled = was_disabled
 
 
-def _run(scenario: Scenario) -> Outcome:
+def _run(scenario: Scenario, begin: "Begin | None") -> Outcome:
     clock, random = VirtualClock(), Random(scenario.seed)
     world = World(clock, Network(clock, random, scenario.faults), random)
     world.worker_lease_s = scenario.worker_lease_s
+    ledger = _compress(world) if scenario.compress else None
     world.rates = _rates(scenario)
     world.checkpoint_disk = CheckpointDisk(Random(scenario.seed ^ 0xD15C), scenario.unwritable)
     world.network.on_cut = lambda source, target: _notice_cut(world, source, target)
-    CoordinatorActor(world, scenario.lease_s)
+    troubled_s = begin(world, scenario) if begin is not None else 0.0
+    if begin is None:
+        CoordinatorActor(world, scenario.lease_s)
     for i in range(scenario.servers):
         HostActor(world, f"server{i}", scenario.servers, replicas=scenario.replicas)
     trouble = Trouble(world, scenario.replicas, scenario.lease_s, scenario.wild)
     trouble.plan(scenario.mishaps)
+    trouble.ends_s = max(trouble.ends_s, troubled_s)
     _start_clients(world, scenario)
     come_s = max((comer.at_s for comer in scenario.comers), default=0.0)
     ended = clock.run(lambda: clock.now_s > come_s and _at_rest(world), LIMIT_S)
@@ -243,6 +134,9 @@ def _run(scenario: Scenario) -> Outcome:
         clock.run(lambda: False, clock.now_s + scenario.faults.late_s)
     world.history.finals = finals(world)
     violations = check(world.history) + kept_records(world)
+    if ledger is not None:
+        ledger.gone.update(name for name, client in world.clients.items() if not client.alive)
+        violations += check_compressed(world.history, ledger)
     if not ended:
         stuck = [name for name, client in world.clients.items() if not client.at_rest]
         text = f"{', '.join(stuck)} still wait" if stuck else "replicas are missing or differ, or somebody can't go"
@@ -250,7 +144,20 @@ def _run(scenario: Scenario) -> Outcome:
     if not scenario.wild:
         violations += lost_shards(world)
     happened = tuple(trouble.happened)
-    return Outcome(scenario, world.history, tuple(violations), clock.events, world.history.digest(), happened)
+    return Outcome(scenario, world.history, tuple(violations), clock.events, world.history.digest(), happened, ledger)
+
+
+def _compress(world: World) -> Ledger:
+    """Servers have real tensors, and decode what comes; so do clients."""
+    ledger = Ledger()
+    world.arithmetic, world.unpack = TorchArithmetic(), partial(unpack, ledger)
+    world.start_client = partial(_start_compressed, ledger)
+    return ledger
+
+
+def _start_compressed(ledger: Ledger, world: World, session: Session[Any], script: Script) -> ClientActor:
+    session.encoded_bytes = encoded_bytes
+    return CompressedActor(world, session, script, ledger)
 
 
 def _rates(scenario: Scenario) -> dict[str, float]:
@@ -276,11 +183,11 @@ def _start_clients(world: World, scenario: Scenario) -> None:
     for name, program in world.programs.items():
         world.people[name] = program(0)
     if scenario.newcomer:
-        late: Session[Number] = Session("newcomer", 0, scenario.workers, 0, options, token=300)
+        late: Session[Any] = Session("newcomer", 0, scenario.workers, 0, options, token=300)
         plan = _plan(scenario, scenario.workers)
         world.clock.after(0.5, lambda: _late(world, late, plan))
     for i, comer in enumerate(scenario.comers, scenario.workers + scenario.newcomer):
-        later: Session[Number] = Session(f"worker{i}", 0, i, 0, options, token=400 + i)
+        later: Session[Any] = Session(f"worker{i}", 0, i, 0, options, token=400 + i)
         stays = replace(
             _plan(scenario, i),
             goes_after=comer.goes_after,
@@ -292,32 +199,34 @@ def _start_clients(world: World, scenario: Scenario) -> None:
 
 def _start_client(world: World, scenario: Scenario, options: SessionOptions, i: int, time: int) -> ClientActor:
     name, token = f"client{i}", 100 + i
-    session: Session[Number] = Session(_nth(name, time), 0, options=options, token=1000 * time + token)
+    session: Session[Any] = Session(_nth(name, time), 0, options=options, token=1000 * time + token)
     seed, saves_at = scenario.script_seed * 31 + i + 1009 * time, _saves_at(scenario, name)
-    script = client_script(seed, scenario.operations, scenario.pause_s, saves_at)
-    return ClientActor(world, session, script)
+    specs = compressed_async_specs() if scenario.compress else async_specs()
+    script = client_script(seed, scenario.operations, scenario.pause_s, saves_at, specs)
+    return world.start_client(world, session, script)
 
 
 def _start_worker(world: World, scenario: Scenario, options: SessionOptions, i: int, time: int) -> ClientActor:
     name, token, expected = _nth(f"worker{i}", time), 1000 * time + 200 + i, 0 if time else scenario.workers
-    session: Session[Number] = Session(name, 0, i, expected, options, token=token)
+    session: Session[Any] = Session(name, 0, i, expected, options, token=token)
     plan = _plan(scenario, i)
-    return ClientActor(world, session, worker_script(replace(plan, seed=plan.seed + 1009 * time)))
+    return world.start_client(world, session, worker_script(replace(plan, seed=plan.seed + 1009 * time)))
 
 
 def _nth(name: str, time: int) -> str:
     return f"{name}-{time}" if time else name
 
 
-def _late(world: World, session: Session[Number], plan: WorkerPlan) -> None:
-    ClientActor(world, session, worker_script(plan))
+def _late(world: World, session: Session[Any], plan: WorkerPlan) -> None:
+    world.start_client(world, session, worker_script(plan))
 
 
 def _plan(scenario: Scenario, worker: int) -> WorkerPlan:
     goes = scenario.goer != "" and worker == scenario.workers - 1
+    delay, seed = scenario.delay, scenario.script_seed
     return WorkerPlan(
-        seed=scenario.script_seed * 37 + worker,
-        specs=round_specs(scenario.delay),
+        seed=seed * 37 + worker,
+        specs=compressed_round_specs(delay, seed) if scenario.compress else round_specs(delay),
         last_round=scenario.rounds,
         slow_s=scenario.slow_s,
         configures_from=2 if scenario.configures and worker == 0 else 0,
@@ -338,16 +247,23 @@ def _notice_cut(world: World, source: str, target: str) -> None:
             world.clock.after(0.01, lambda c=client, s=server: world.clients[c].lost(s))  # type: ignore[misc]
 
 
-def run_seed(seed: int, *, replicas: bool = False) -> Outcome:
-    """Run the scenario that a seed draws, of a store without replicas or of one with."""
-    return run_scenario(replicated_scenario_of(seed) if replicas else scenario_of(seed))
+def run_seed(seed: int, *, replicas: bool = False, compress: bool | None = None) -> Outcome:
+    """Run the scenario that a seed draws, of a store without replicas or of one with. `compress`: whether its keys are
+    compressed; None: in some seeds."""
+    scenario = replicated_scenario_of(seed) if replicas else scenario_of(seed)
+    return run_scenario(with_compression(scenario, compress))
 
 
 def run_seeds(
-    first: int, count: int, progress: Callable[[int], None] = lambda seed: None, *, replicas: bool = False
+    first: int,
+    count: int,
+    progress: Callable[[int], None] = lambda seed: None,
+    *,
+    replicas: bool = False,
+    compress: bool | None = None,
 ) -> Outcome | None:
     """Run seeds in order; returns the first that broke a promise, or None."""
-    return first_broken(partial(run_seed, replicas=replicas), first, count, progress)
+    return first_broken(partial(run_seed, replicas=replicas, compress=compress), first, count, progress)
 
 
 def first_broken(
@@ -377,12 +293,20 @@ def seed_parser(module: str, description: str, seeds: int) -> argparse.ArgumentP
     parser.add_argument("--seed", type=int, help="run this seed alone, and say what it did")
     parser.add_argument("--seeds", type=int, default=seeds, help=f"how many seeds to run (default: {seeds})")
     parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
+    parser.add_argument(
+        "--compress",
+        action=argparse.BooleanOptionalAction,
+        help="keys that are compressed in all of them, or in none (default: in one of eight)",
+    )
     return parser
 
 
-def run_and_report(options: argparse.Namespace, run: Callable[[int], Outcome], command: str, more: str = "") -> int:
+def run_and_report(options: argparse.Namespace, run: Callable[..., Outcome], command: str, more: str = "") -> int:
     """Runs what the options say and tells how it went, and the command (with `more`) to replay it; the exit code."""
     alone, write = options.seed is not None, sys.stdout.write
+    run = partial(run, compress=options.compress)
+    if options.compress is not None:
+        more += " --compress" if options.compress else " --no-compress"
     outcome = run(options.seed) if alone else first_broken(run, options.first, options.seeds, lambda seed: None)
     if outcome is None:
         write(f"{options.seeds} seeds from {options.first} on: every promise kept\n")
@@ -390,6 +314,8 @@ def run_and_report(options: argparse.Namespace, run: Callable[[int], Outcome], c
     if alone:
         for thing in (*outcome.history.operations, *outcome.happened, outcome.scenario):
             write(f"{thing}\n")
+        if outcome.ledger is not None:
+            write(f"{outcome.ledger}\n")
         write(f"{outcome.events} events, history {outcome.digest}\n")
     for violation in outcome.violations:
         write(f"seed {outcome.scenario.seed} broke {violation.promise!r}: {violation.text}\n")

@@ -15,4 +15,5 @@ peer_watch.py    the open sockets to the other ranks of this host: one that clos
 rendezvous.py    how the processes of a group on one host find each other
 hosts.py         which ranks of a job are on the same host
 lifelines.py     a socket between each two ranks of several hosts: who left, who died, how far everybody is
+registrar_line.py  a worker's line to the registrar of a job on several machines, and its lease
 """

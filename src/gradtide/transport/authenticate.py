@@ -111,6 +111,9 @@ def dial(
     except TimeoutError:
         sock.close()
         raise PeerTimeout(f"what listens at {address} did not answer within {timeout_s:g} s; is it gradtide?") from None
+    except OSError:
+        sock.close()
+        raise PeerLost(f"{address} closed the connection as soon as it was made; is it being stopped?") from None
     except BaseException:
         sock.close()
         raise
@@ -128,11 +131,11 @@ class _Call:
         address = self._address
         tls = call_tls() if _encrypts(self._sock, address, credentials) else None
         challenge = Challenge(credentials, role, tls is not None, str(address))
-        self._send(greeting(tls is not None) + (tls.shake(b"") if tls is not None else challenge.hello))
+        self._offer(greeting(tls is not None) + (tls.shake(b"") if tls is not None else challenge.hello))
         challenge.hear_greeting(self._receive(GREETING_BYTES))
         if tls is not None:
             self._begin_tls(tls)
-            self._send(challenge.hello)
+            self._offer(challenge.hello)
         certificate_hash = tls.certificate_hash() if tls is not None else NO_CERTIFICATE
         proof = challenge.prove(self._receive(ANSWER_BYTES), certificate_hash, bool(address.path))
         if memory >= 0 and address.path:
@@ -146,10 +149,15 @@ class _Call:
             while not tls.finished:
                 answer = tls.shake(self._recv(_RECEIVE_BYTES))
                 if answer:
-                    self._send(answer)
+                    self._offer(answer)
         except AuthenticationError as error:
             raise AuthenticationError(f"what listens at {self._address}: {error}") from None
         self._tls = tls
+
+    def _offer(self, data: bytes) -> None:
+        """Send what an answer is waited for. Who has closed already may have said why: that is still to be read."""
+        with contextlib.suppress(PeerLost):
+            self._send(data)
 
     def _send(self, data: bytes, memory: int = -1) -> None:
         self._sock.settimeout(max(0.001, self._deadline_s - time.monotonic()))
@@ -219,10 +227,10 @@ def _connect(
             _connect_looking(sock, address, time.monotonic() + timeout_s, look)
         else:
             sock = socket.create_connection((address.host, address.port), timeout_s)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of a host that no name can be
         if sock is not None:
             sock.close()
-        why = error.strerror or "no answer"
+        why = (error.strerror if isinstance(error, OSError) else "no name of a host") or "no answer"
         raise PeerLost(f"no gradtide server at {address} ({why}); start one, or check the address") from None
     tune(sock)
     return sock
@@ -290,6 +298,10 @@ def listen(address: Address, credentials: Credentials) -> socket.socket:
     try:
         family, _, _, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
         return socket.create_server((str(where[0]), address.port), family=family, backlog=1024)
+    except UnicodeError:
+        raise ConfigError(
+            f"can't listen at {address}: {address.host} is no name of a host; check the address"
+        ) from None
     except OSError as error:
         raise ConfigError(f"can't listen at {address} ({error.strerror}); choose another port") from None
 

@@ -12,7 +12,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -25,6 +25,7 @@ from gradtide.transport.rendezvous import NOTICE_S
 
 __all__ = [
     "Hosts",
+    "LookingStore",
     "agree_on_token",
     "delete_keys",
     "find_hosts",
@@ -32,6 +33,7 @@ __all__ = [
     "local_address",
     "open_store",
     "read_key",
+    "store_at",
 ]
 
 
@@ -77,6 +79,44 @@ def open_store(launch: Launch, timeout_s: float) -> Any:
             f"rank {launch.rank} can't meet the others at {where} ({str(error).splitlines()[0][:120]}); "
             "check MASTER_ADDR and MASTER_PORT, and that rank 0 runs"
         ) from None
+
+
+def store_at(host: str, port: int, timeout_s: float) -> Any:
+    """Torch's store that somebody else holds there."""
+    try:
+        return _TCP_STORE(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError as error:  # torch's own errors are this one's children
+        why = str(error).splitlines()[0][:120]
+        raise PeerTimeout(f"the store of this group at {host}:{port} can't be reached ({why})") from None
+
+
+class LookingStore:
+    """A store of torch's for who must not wait in it for somebody that is dead: `look`, called now and then while this
+    rank waits, raises then."""
+
+    def __init__(self, store: Any, look: Callable[[], None]) -> None:
+        self.store, self.look = store, look
+
+    def set(self, key: str, value: str) -> None:
+        self.store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self.store.get(key))
+
+    def check(self, keys: list[str]) -> bool:
+        self.look()
+        return bool(self.store.check(keys))
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        deadline_s, pause_s = time.monotonic() + timeout.total_seconds(), _PAUSES_S[0]
+        while not self.check(keys):
+            if time.monotonic() >= deadline_s:
+                raise RuntimeError("nobody has said it")  # as torch's own do
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSES_S[1])
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self.store.delete_key(key))
 
 
 def _store_of_job(launch: Launch, timeout_s: float) -> Any:

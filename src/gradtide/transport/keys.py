@@ -22,7 +22,16 @@ from pathlib import Path
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 
-__all__ = ["NAME_BYTES", "ROLES", "Credentials", "Key", "derive_key_file", "make_secret_file", "read_credentials"]
+__all__ = [
+    "NAME_BYTES",
+    "ROLES",
+    "Credentials",
+    "Key",
+    "derive_key_file",
+    "make_secret_file",
+    "parse_keys",
+    "read_credentials",
+]
 
 ROLES = ("worker", "operator")  # that have keys of their own; a server or coordinator has the root key
 NAME_BYTES = 64
@@ -120,7 +129,7 @@ def read_credentials(
             "insecure network: nothing that goes to other machines is encrypted; whoever is on the way "
             "can read tensors and change them"
         )
-    keys = () if path is None else _parse(path, _read(path))
+    keys = () if path is None else parse_keys(path, _read(path))
     return Credentials(keys, "", insecure_network, str(certificate or ""), str(certificate_key or ""))
 
 
@@ -148,7 +157,8 @@ def _read(path: str | Path) -> bytes:
     return content
 
 
-def _parse(path: str | Path, content: bytes) -> tuple[Key, ...]:
+def parse_keys(path: str | Path, content: bytes) -> tuple[Key, ...]:
+    """What is in a secret file; `path` is how a mistake in it is told."""
     if len(content) == _KEY_BYTES:
         return (Key(content),)
     found = [_LINE.fullmatch(line) for line in content.decode("ascii", errors="replace").splitlines()]

@@ -99,6 +99,13 @@ class Lifelines:
         for rank in list(self._sockets):
             self.say(rank, word, first, second, text)
 
+    def lose(self, rank: int) -> None:
+        """Somebody who knows says that this rank is dead: the thread hears it as if its socket had closed."""
+        with self._lock:
+            if (line := self._sockets.get(rank)) is not None:
+                with contextlib.suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         with self._lock:
             if self._closed:
@@ -182,11 +189,18 @@ class LinkEnd:
 
 
 def join_lifelines(
-    store: Any, rank: int, size: int, address: str, timeout_s: float, credentials: Credentials | None = None
+    store: Any,
+    rank: int,
+    size: int,
+    address: str,
+    timeout_s: float,
+    credentials: Credentials | None = None,
+    look: Callable[[], None] | None = None,
 ) -> dict[int, socket.socket]:
-    """A socket to every other rank. credentials: job_credentials, if they have been asked for already."""
+    """A socket to every other rank. credentials: job_credentials, if they have been asked for already. look: see
+    connect_ranks."""
     known = job_credentials(store, rank, timeout_s) if credentials is None else credentials
-    return connect_ranks(store, LinkEnd(rank, address, known), _LIFELINE, range(size), timeout_s)
+    return connect_ranks(store, LinkEnd(rank, address, known), _LIFELINE, range(size), timeout_s, look)
 
 
 def keys_of(rank: int, purposes: Sequence[str]) -> list[str]:

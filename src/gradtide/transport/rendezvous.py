@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost, PeerTimeout
@@ -32,6 +33,7 @@ _HELLO = struct.Struct("<16sII")
 _MESSAGE_BYTES = 4096
 NOTICE_S = 30.0  # who has waited as long says so, once
 _STRANGER_S = 5.0  # a member says hello at once
+_LOOK_S = 0.1
 _RETRY_S = (0.0005, 0.02)  # first and longest pause between attempts to connect
 
 
@@ -51,15 +53,20 @@ class Seat:
 
 
 def join_host(
-    place: Seat, memory_bytes: int, timeout_s: float, notice_s: float = NOTICE_S
+    place: Seat,
+    memory_bytes: int,
+    timeout_s: float,
+    notice_s: float = NOTICE_S,
+    look: Callable[[], None] | None = None,
 ) -> tuple[PeerWatch, mmap.mmap]:
-    """Meets the others; returns the sockets to them and the memory that all of them see, zero-filled."""
+    """Meets the others; returns the sockets to them and the memory that all of them see, zero-filled. look: called now
+    and then by who waits; it may raise."""
     deadline = time.monotonic() + timeout_s
     if place.rank:
-        with connect(place, deadline, timeout_s, notice_s) as leader:
+        with connect(place, deadline, timeout_s, notice_s, look) as leader:
             return _welcome(leader, place, memory_bytes, deadline, timeout_s)
     with listen(place) as listener:
-        members = _gather(listener, place, timeout_s, notice_s)
+        members = _gather(listener, place, timeout_s, notice_s, look)
     try:
         return _hand_out(members, place, memory_bytes)
     finally:
@@ -80,7 +87,13 @@ def listen(place: Seat) -> socket.socket:
     return listener
 
 
-def connect(place: Seat, deadline: float, timeout_s: float, notice_s: float = NOTICE_S) -> socket.socket:
+def connect(
+    place: Seat,
+    deadline: float,
+    timeout_s: float,
+    notice_s: float = NOTICE_S,
+    look: Callable[[], None] | None = None,
+) -> socket.socket:
     """Connects to the leader, who may not be there yet, and says hello."""
     pause, notice_at = _RETRY_S[0], time.monotonic() + notice_s
     while True:
@@ -100,6 +113,8 @@ def connect(place: Seat, deadline: float, timeout_s: float, notice_s: float = NO
         if time.monotonic() >= notice_at:
             _tell(place, [0], notice_s)
             notice_at = math.inf
+        if look is not None:
+            look()
         time.sleep(pause)
         pause = min(2 * pause, _RETRY_S[1])
 
@@ -119,15 +134,17 @@ def _check_user(leader: socket.socket, place: Seat) -> None:
         )
 
 
-def _gather(listener: socket.socket, place: Seat, timeout_s: float, notice_s: float) -> dict[int, socket.socket]:
+def _gather(
+    listener: socket.socket, place: Seat, timeout_s: float, notice_s: float, look: Callable[[], None] | None
+) -> dict[int, socket.socket]:
     """Waits until every member said hello."""
     members: dict[int, socket.socket] = {}
     began = time.monotonic()
     try:
-        _admit_until(listener, place, members, began + min(notice_s, timeout_s))
+        _admit_until(listener, place, members, began + min(notice_s, timeout_s), look)
         if len(members) < place.size - 1 and notice_s < timeout_s:
             _tell(place, _missing(place, members), notice_s)
-        _admit_until(listener, place, members, began + timeout_s)
+        _admit_until(listener, place, members, began + timeout_s, look)
         if len(members) < place.size - 1:
             raise TimeoutError
     except TimeoutError:
@@ -143,14 +160,23 @@ def _gather(listener: socket.socket, place: Seat, timeout_s: float, notice_s: fl
     return members
 
 
-def _admit_until(listener: socket.socket, place: Seat, members: dict[int, socket.socket], deadline: float) -> None:
+def _admit_until(
+    listener: socket.socket,
+    place: Seat,
+    members: dict[int, socket.socket],
+    deadline: float,
+    look: Callable[[], None] | None,
+) -> None:
     """Until everybody is there, or it is late."""
     while len(members) < place.size - 1 and time.monotonic() < deadline:
-        listener.settimeout(max(0.001, deadline - time.monotonic()))
+        if look is not None:
+            look()
+        remaining_s = max(0.001, deadline - time.monotonic())
+        listener.settimeout(remaining_s if look is None else min(remaining_s, _LOOK_S))
         try:
             peer, _ = listener.accept()
         except TimeoutError:
-            return
+            continue
         _admit(peer, place, members)
 
 

@@ -113,6 +113,10 @@ class Service:
         listener.setblocking(False)
         _allow_many_descriptors()
 
+    def fileno(self) -> int:
+        """Readable when `run_once` would find something to do: for an owner with a loop of its own."""
+        return self._epoll.fileno()
+
     def wake(self) -> None:
         """From another thread or a signal: `run_once` returns soon."""
         self._wake.wake()
@@ -249,11 +253,13 @@ class Service:
         try:
             data, refused = newcomer.receive(), handshake.refusal
             answer = handshake.feed(data) if data else b""
+            refuse = bool(handshake.refusal) and not refused
+            if refuse:  # before it hears of it, so that who was refused finds the line in the log
+                self._tell_refusal(newcomer, handshake.refusal)
             if not data or (answer and newcomer.sock.send(answer) != len(answer)):
                 self._turn_away(number)
-            elif handshake.refusal and not refused:
+            elif refuse:
                 newcomer.sock.shutdown(socket.SHUT_WR)  # closing could drop the answer; it goes when it has read that
-                self._tell_refusal(newcomer, handshake.refusal)
         except CommunicationError as error:
             self._tell_refusal(newcomer, str(error))
             self._turn_away(number)

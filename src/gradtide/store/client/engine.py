@@ -27,9 +27,9 @@ from gradtide.store.client.pending import Pending
 from gradtide.store.client.session import Session
 from gradtide.store.client.upkeep import Upkeep
 from gradtide.store.client.waiting import StoreWait
+from gradtide.store.wire.coordinators import Coordinators
 from gradtide.store.wire.messages import Message, encode
 from gradtide.timeouts import Timeouts
-from gradtide.transport.authenticate import Address
 from gradtide.transport.keys import Credentials
 
 __all__ = ["Engine", "Start", "Timeouts"]
@@ -64,7 +64,7 @@ class Engine:
     def __init__(
         self,
         session: Session[memoryview],
-        address: Address,
+        address: Coordinators,
         credentials: Credentials,
         timeouts: Timeouts,
         emit: Emit = ignore,
@@ -103,6 +103,10 @@ class Engine:
             if self.session.expelled:
                 raise PeerLost(f"the coordinator at {self.address} refuses: {self.session.expelled}")
             if not self.session.ready:
+                if self.session.table is None and self.address.trouble:
+                    raise PeerTimeout(
+                        f"no coordinator at {self.address} leads after {limit_s:g} s: {self.address.trouble}"
+                    )
                 what = "servers" if self.session.table is None else "other workers"
                 raise PeerTimeout(
                     f"the coordinator at {self.address} still waits for {what} after {limit_s:g} s; "

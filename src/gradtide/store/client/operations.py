@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from gradtide.store.wire.layouts import Layout
+from gradtide.store.wire.layouts import BlockLayout
 from gradtide.store.wire.messages import (
     Argument,
     CutBegun,
@@ -85,7 +85,7 @@ class Operation(Generic[V]):
 
     sequence: int
     kind: Kind
-    layout: Layout
+    layout: BlockLayout
     values: Sequence[V]
     unanswered: set[int]  # shards; for "keys" and "ask": servers
     required: dict[int, Version] = field(default_factory=dict)  # shard -> no older than this
@@ -94,6 +94,8 @@ class Operation(Generic[V]):
     round: int = 0
     weight: float | None = None
     wants_values: bool = False
+    settles: bool = False  # is over only when each shard has said whether it is in, though one refuses it
+    refused: Refused | None = None  # by one of its shards, while others have not answered
     changes: dict[str, Argument] = field(default_factory=dict)
     from_round: int = 0
     prefix: str = ""

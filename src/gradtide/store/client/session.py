@@ -26,7 +26,7 @@ from gradtide.store.client.losses import Losses
 from gradtide.store.client.operations import Flight, Kind, Operation, SessionInstruction, TellCoordinator
 from gradtide.store.client.sending import Sending, SessionOptions, Suspect
 from gradtide.store.shard.lease import Lease
-from gradtide.store.wire.layouts import EncodedBytes, Layout, build_layout
+from gradtide.store.wire.layouts import BlockLayout, EncodedBytes, build_layout
 from gradtide.store.wire.messages import (
     NO_WORKER,
     RETRYABLE,
@@ -61,7 +61,9 @@ Instructions = list[SessionInstruction[V]]
 
 LAYOUTS_KEPT = 256
 _HANG_UPS = 3
-LEAVE_AHEAD = 3  # rounds from the word that a worker will go to the first without it, for all to have heard of it
+# Rounds from the word that a worker will go to the first without it, for all to have heard of it; besides those by
+# which others may be ahead.
+LEAVE_AHEAD = 3
 
 
 @dataclass(slots=True)
@@ -75,12 +77,13 @@ class Session(Sending[V]):
     lease: Lease = field(default_factory=Lease)
     sequence: int = 0
     step: int = 0  # the step this worker is in
+    awaited: int = 0  # the decree that says who is in that step, as servers say
     ended: dict[str, Member] = field(default_factory=dict)  # clients that go, or are gone, with the first round without
     specs: dict[str, KeySpec] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
     encoded_bytes: EncodedBytes | None = None  # for keys that are compressed
     _next_round: dict[str, int] = field(default_factory=dict)  # key -> the first round it can still be pushed for
-    _layouts: "OrderedDict[object, Layout]" = field(default_factory=OrderedDict)
+    _layouts: "OrderedDict[object, BlockLayout]" = field(default_factory=OrderedDict)
 
     @property
     def ready(self) -> bool:
@@ -94,6 +97,11 @@ class Session(Sending[V]):
         return tuple(member.worker for member in members if member.is_in(max(1, self.step)))
 
     @property
+    def knows_members(self) -> bool:
+        """Whether it is known here who is in the step that this one is in, after a pull for it."""
+        return self.decree is not None and self.decree.number >= self.awaited
+
+    @property
     def round_members(self) -> tuple[Member, ...]:
         """All who are listed, from whichever round on."""
         return self.decree.members if self.decree else ()
@@ -105,7 +113,7 @@ class Session(Sending[V]):
 
     # --- what a user asks for ---
 
-    def layout(self, keys: Sequence[str], rows: slice | None = None, encoded: Collection[str] = ()) -> Layout:
+    def layout(self, keys: Sequence[str], rows: slice | None = None, encoded: Collection[str] = ()) -> BlockLayout:
         """The pieces of these keys, those of some of them `encoded`; kept, so asking again costs one lookup."""
         name = (tuple(keys), None if rows is None else (rows.start, rows.stop), frozenset(encoded))
         known = self._layouts.get(name)
@@ -137,23 +145,25 @@ class Session(Sending[V]):
 
     def push(
         self,
-        layout: Layout,
+        layout: BlockLayout,
         values: Sequence[V],
         *,
         now_s: float,
         weight: float | None = None,
         round_: int = 0,
         pull: bool = False,
+        settles: bool = False,
     ) -> tuple[int, Instructions[V]]:
-        """Add contributions. A worker's go to the step it is in, or to the next when a key has had its push."""
+        """Add contributions. A worker's go to the step it is in, or to the next when a key has had its push.
+        `settles`: if it is refused, the report is to say of every shard whether it is in there nevertheless."""
         operation = self._begin("push", layout, values)
-        operation.weight, operation.wants_values = weight, pull
+        operation.weight, operation.wants_values, operation.settles = weight, pull, settles
         operation.round = self._advance_step(layout, round_, pushing=True)
         self._order(operation)
         return self._start(operation, now_s)
 
     def adopt_push(
-        self, sequence: int, layout: Layout, values: Sequence[V], weight: float | None, now_s: float
+        self, sequence: int, layout: BlockLayout, values: Sequence[V], weight: float | None, now_s: float
     ) -> None:
         """A push outside of rounds that also pulls, and was sent already under a sequence that was taken here, becomes
         an operation like any other. Nothing else may have begun since."""
@@ -165,7 +175,7 @@ class Session(Sending[V]):
             flight.sent, flight.tries, flight.due_s = True, 1, now_s + self.options.resend_s
 
     def pull(
-        self, layout: Layout, *, now_s: float, round_: int = 0, at_least: Mapping[int, Version] | None = None
+        self, layout: BlockLayout, *, now_s: float, round_: int = 0, at_least: Mapping[int, Version] | None = None
     ) -> tuple[int, Instructions[V]]:
         """Read. `at_least`: the `versions` of an earlier operation, by anybody."""
         operation = self._begin("pull", layout, ())
@@ -189,7 +199,7 @@ class Session(Sending[V]):
     def keys(self, prefix: str, now_s: float) -> tuple[int, Instructions[V]]:
         """Which keys are there? Asked of every server."""
         assert self.table is not None
-        operation = self._begin("keys", Layout((), (), ()), ())
+        operation = self._begin("keys", BlockLayout((), (), ()), ())
         operation.prefix = prefix
         operation.unanswered = set(self.table.owners)  # whoever is primary of nothing has nothing to list
         return self._start(operation, now_s)
@@ -197,7 +207,7 @@ class Session(Sending[V]):
     def ask(self, question: Question, now_s: float) -> tuple[int, Instructions[V]]:
         """Something that every server is asked."""
         assert self.table is not None
-        operation = self._begin("ask", Layout((), (), ()), ())
+        operation = self._begin("ask", BlockLayout((), (), ()), ())
         operation.question = question
         operation.unanswered = set(self.table.owners)
         return self._start(operation, now_s)
@@ -210,14 +220,15 @@ class Session(Sending[V]):
 
     def announce_leave(self, *, now: bool = False) -> tuple[int, Instructions[V]]:
         """Say that this worker will go soon, or `now` that it pushes no more; returns the first round without it."""
-        until = self.last_round + 1 if now else self.step + LEAVE_AHEAD
+        ahead = LEAVE_AHEAD + max((spec.delay or 0 for spec in self.specs.values()), default=0)
+        until = self.last_round + 1 if now else self.step + ahead
         return until, [TellCoordinator(Leave(self.client, self.incarnation, until))]
 
     def leave(self) -> Instructions[V]:
         """Say goodbye: nobody waits for this worker any more."""
         return [TellCoordinator(Leave(self.client, self.incarnation))]
 
-    def _begin(self, kind: Kind, layout: Layout, values: Sequence[V]) -> Operation[V]:
+    def _begin(self, kind: Kind, layout: BlockLayout, values: Sequence[V]) -> Operation[V]:
         assert self.ready, "wait for session.ready"
         return self._enter(self.take_sequence(), kind, layout, values)
 
@@ -226,7 +237,7 @@ class Session(Sending[V]):
         self.sequence += 1
         return self.sequence
 
-    def _enter(self, sequence: int, kind: Kind, layout: Layout, values: Sequence[V]) -> Operation[V]:
+    def _enter(self, sequence: int, kind: Kind, layout: BlockLayout, values: Sequence[V]) -> Operation[V]:
         operation = Operation(sequence, kind, layout, values, {part.shard for part in layout.parts})
         self.operations[sequence] = operation
         return operation
@@ -237,7 +248,7 @@ class Session(Sending[V]):
         self._assign_flights(operation)
         return operation.sequence, self._send_what_fits(now_s)
 
-    def _advance_step(self, layout: Layout, round_: int, *, pushing: bool) -> int:
+    def _advance_step(self, layout: BlockLayout, round_: int, *, pushing: bool) -> int:
         """The step that this operation belongs to; 0 when this client or these keys are in no rounds."""
         if self.member is None or all(self.specs[key].delay is None for key in layout.keys):
             return 0
@@ -303,7 +314,12 @@ class Session(Sending[V]):
     def _roll_back(self, operation: Operation[V], gone: Mapping[int, Version]) -> Instructions[V]:
         assert self.table is not None
         refused = self.losses.refusal(operation, self.table, gone)
-        return [] if refused is None else self._finish(operation, refused)
+        if refused is None:
+            return []
+        if not (operation.settles and operation.flights) or self.losses.rewound is not None:
+            return self._finish(operation, refused)
+        operation.refused = operation.refused or refused
+        return [done for shard in operation.unanswered & gone.keys() for done in self._answered(operation, shard)]
 
     def rewind(self) -> Source | None:
         """The user takes note that all shards went back; to what, or None if they did not."""
@@ -328,7 +344,7 @@ class Session(Sending[V]):
             self._land(operation, flight, now_s)
         match message:
             case Refused():
-                done: Instructions[V] = self._finish(operation, message)
+                done: Instructions[V] = self._take_refusal(operation, flight, message)
                 if message.reason == "not_member" and self.member is not None and self.options.rejoin:
                     # It was struck off, and the decree is on its way; or, if this comes late, it is in again since.
                     self.member, self.doubtful = None, True
@@ -387,6 +403,8 @@ class Session(Sending[V]):
                 self._go_again(flight, now_s + self.options.resend_s)
             return []  # it was read before something that this client has seen since: the resend will bring a newer one
         operation.answers[shard] = message
+        if isinstance(message, Pulled):
+            self.awaited = max(self.awaited, message.decree)
         if operation.wants_values:
             operation.results[shard] = tuple(values)
         self.losses.saw(shard, message.version)
@@ -398,7 +416,15 @@ class Session(Sending[V]):
             flight.open.discard(whom)
         if operation.kind in ("push", "configure"):
             self._drop_unanswered(whom, operation.sequence)
-        return [] if operation.unanswered else self._finish(operation, None)
+        return [] if operation.unanswered else self._finish(operation, operation.refused)
+
+    def _take_refusal(self, operation: Operation[V], flight: Flight | None, message: Refused) -> Instructions[V]:
+        """A no that stays one: for this shard, or for all that this server has of it."""
+        if not operation.settles:
+            return self._finish(operation, message)
+        operation.refused = operation.refused or message
+        said = {message.shard} if message.shard >= 0 else set(flight.open if flight is not None else ())
+        return [done for shard in said & operation.unanswered for done in self._answered(operation, shard)]
 
     def _finish(self, operation: Operation[V], refused: Refused | None) -> Instructions[V]:
         del self.operations[operation.sequence]

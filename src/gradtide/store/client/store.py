@@ -45,9 +45,9 @@ from gradtide.store.rules.codecs import check_compress, encoded_bytes, name_of
 from gradtide.store.rules.consistency import parse_consistency
 from gradtide.store.rules.tensors import bytes_of, dtype_name
 from gradtide.store.rules.updates import is_optimizer, plain_argument
+from gradtide.store.wire.coordinators import parse_coordinators
 from gradtide.store.wire.messages import NO_WORKER, KeySpec, Member, Source, Table, UpdateRule, Version, new_token
 from gradtide.timeouts import Timeouts, default_timeouts
-from gradtide.transport.authenticate import parse_address
 from gradtide.transport.keys import read_credentials
 
 __all__ = ["Store", "connect"]
@@ -64,14 +64,14 @@ def connect(
     timeouts: Timeouts | None = None,
     emit: Emit = ignore,
 ) -> "Store":
-    """Connects to the store whose coordinator listens at `address`.
+    """Connects to the store whose coordinator listens at `address`; several coordinators are listed with commas.
 
     With `worker` this process joins the rounds as that worker; `workers` says how many the first round should wait
     for. `consistency` is what keys are initialised with: "async", "bsp" or "bounded:k". `emit` hears when replicas are
     missing (`Degraded`). Over TCP it needs a `secret_file` (else GRADTIDE_SECRET_FILE names it); what goes to other
     machines is encrypted, unless `insecure_network` says that everybody on the way may read and change it.
     """
-    where, delay = parse_address(address), parse_consistency(consistency)
+    where, delay = parse_coordinators(address), parse_consistency(consistency)
     credentials = read_credentials(secret_file, insecure_network=insecure_network)
     if worker is not None and worker < 0:
         raise ConfigError(f"worker {worker} makes no sense; workers are numbered from 0")
@@ -276,14 +276,14 @@ class Store:
         that keeps its own checkpoints keeps it too; several workers' may be added up, and given to any of them."""
         return self._compression.read_residuals()
 
-    def add_residuals(self, residuals: Mapping[str, Tensor]) -> None:
-        """The next pushes carry this too."""
+    def add_residuals(self, residuals: Mapping[str, Tensor], *, instead: bool = False) -> None:
+        """The next pushes carry this too, or `instead` of what was left out so far."""
         for key, value in residuals.items():
             piece_map = self._catalogue.piece_map(key, None)
             sources(piece_map, key, value, "add_residuals")
             if not piece_map.compressed:
                 raise ConfigError(f"{key!r} is not compressed, so nothing is ever left out of it")
-        self._compression.add_residuals(residuals)
+        self._compression.add_residuals(residuals, instead=instead)
 
     def flush_residuals(self) -> None:
         """Pushes all that compression has left out so far, each key's as a push of its own. For keys outside of rounds:
@@ -358,6 +358,14 @@ class Store:
         assert self._session.table is not None
         return self._session.table
 
+    def bytes_by_server(self, keys: list[str]) -> dict[str, int]:
+        """How much of these keys' values each server is primary of, as this client knows it."""
+        table, found = self.table, dict[str, int]()
+        for part in self._catalogue.piece_map(keys, None).layout.parts:
+            name = table.servers[table.owners[part.shard]].name
+            found[name] = found.get(name, 0) + sum(piece.size_bytes for piece in part.pieces)
+        return found
+
     @property
     def step(self) -> int:
         """The step that this worker is in; 0 outside of rounds."""
@@ -390,6 +398,14 @@ class Store:
         """Until it is known here that so many workers are in this worker's step: others may know it earlier."""
         if not self._engine.wait_for_word(lambda: len(self._session.members) >= count, timeout_s):
             raise PeerTimeout(f"of {count} workers only {len(self.members)} are in the rounds after {timeout_s:g} s")
+
+    def wait_until_members_are_known(self, timeout_s: float) -> None:
+        """After a pull: until `members` are those of the step that this worker begins, as the servers know them."""
+        if not self._engine.wait_for_word(lambda: self._session.knows_members, timeout_s):
+            raise PeerTimeout(
+                f"the coordinator has not said within {timeout_s:g} s who is in step {self.step}, though the servers "
+                "know; is it gone?"
+            )
 
     def begin_at(self, step: int) -> None:
         """This worker's next step is this one, if it is not there yet; it comes by those before without a push."""

@@ -9,11 +9,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from gradtide.errors import CommunicationError
+from gradtide.errors import AuthenticationError, CommunicationError
 from gradtide.handle import Tell, tell_all
 from gradtide.processes.wake import WakePipe
 from gradtide.store.shard.lease import LEASE_S
-from gradtide.store.wire.messages import Message, decode_from, encode
+from gradtide.store.wire.messages import Elsewhere, Message, Welcome, decode_from, encode
 from gradtide.transport.authenticate import Address, dial
 from gradtide.transport.connection import Connection, open_connection
 from gradtide.transport.dialer import Dialer, Heartbeat
@@ -33,8 +33,10 @@ class Upkeep:
 
     def __init__(self, engine: "Engine", credentials: Credentials) -> None:
         self._engine, self._credentials = engine, credentials
-        self._coordinator: Connection | None = self._dial(engine.address)
-        self._heartbeat = Heartbeat(self._coordinator)
+        self._elsewhere = False  # the coordinator has said that it does not lead
+        self._coordinator: Connection | None
+        self._at, connection = self._dial_any()
+        self._coordinator, self._heartbeat = connection, Heartbeat(connection)
         self._wake = WakePipe()  # not before: where nobody listens, nothing is left open
         self._dialer: Dialer[Address] = Dialer(self._dial, self._arrived, _TICK_S / 2)  # at every tick
         self._to_tell: list[tuple[tuple[Tell, ...], BaseException | None]] = []  # of operations that have ended
@@ -116,8 +118,8 @@ class Upkeep:
         if engine.closed:
             return
         self._drop_lost(now_s, engine.session.lease.lease_s or LEASE_S)
-        if self._coordinator is None:
-            self._dialer.want(engine.address)
+        if self._coordinator is None and not engine.address.rests:
+            self._dialer.want(engine.address.next)
         if engine.fast.is_idle:  # else it is a matter of microseconds; who waits for it gives up soon enough
             engine.obey(engine.session.tick(now_s))
             for name in engine.links.due():
@@ -126,9 +128,11 @@ class Upkeep:
     def _drop_lost(self, now_s: float, lease_s: float) -> None:
         """What leads nowhere is dialled again: the coordinator at any time, a server while somebody waits for one."""
         coordinator = self._coordinator
-        if coordinator is not None and self._heartbeat.is_lost(now_s, lease_s):
+        if coordinator is not None and (self._elsewhere or self._heartbeat.is_lost(now_s, lease_s)):
             coordinator.close()
             self._coordinator = None
+            if not self._elsewhere:
+                self._engine.address.missed(self._at)
         for link in self._engine.links.all() if self._engine.pending else ():
             if link.heartbeat.is_lost(now_s, lease_s):
                 link.connection.shut()  # who receives will see the end, and drop it
@@ -161,16 +165,37 @@ class Upkeep:
 
     # --- the coordinator ---
 
+    def _dial_any(self) -> tuple[Address, Connection]:
+        """The first that answers. If none does: who refused is named before who was not there."""
+        errors: list[CommunicationError] = []
+        for address in self._engine.address.known:
+            try:
+                return address, self._dial(address)
+            except CommunicationError as error:
+                errors.append(error)
+        raise next((error for error in errors if isinstance(error, AuthenticationError)), errors[-1])
+
     def _dial(self, address: Address) -> Connection:
-        line = dial(address, self._credentials, "worker", self._engine.timeouts.connect_s)
-        connection = open_connection(line, f"the coordinator at {address}").expect("coordinator")
+        coordinators, timeout_s = self._engine.address, self._engine.timeouts.connect_s
+        if len(coordinators.known) > 1:
+            timeout_s = min(timeout_s, coordinators.connect_s)
+        try:
+            line = dial(address, self._credentials, "worker", timeout_s)
+            connection = open_connection(line, f"the coordinator at {address}").expect("coordinator")
+        except CommunicationError:  # nobody there, or somebody else: one of several may be wrong
+            coordinators.missed(address)
+            raise
         connection.on_messages(self._said, lambda: None)
         return connection
 
     def _arrived(self) -> None:
         with self._engine.lock:
-            for _, connection in self._dialer.take():
+            for address, connection in self._dialer.take():
+                if self._coordinator is not None:  # two were dialled, one after the other
+                    connection.close()
+                    continue
                 self._coordinator, self._heartbeat = connection, Heartbeat(connection)
+                self._at, self._elsewhere = address, False
                 self._wake.wake()
 
     def _hear(self, connection: Connection) -> None:
@@ -182,6 +207,15 @@ class Upkeep:
             with self._engine.lock:
                 connection.close()
                 self._coordinator = None
+                self._engine.address.missed(self._at)
 
     def _said(self, data: memoryview) -> None:
-        self._engine.hear(decode_from("the coordinator", data))
+        message, coordinators = decode_from("the coordinator", data), self._engine.address
+        if isinstance(message, Elsewhere):
+            if not self._elsewhere:
+                coordinators.hear(message, self._at)
+            self._elsewhere = True  # the next tick closes it
+            return
+        if isinstance(message, Welcome):
+            coordinators.found()
+        self._engine.hear(message)

@@ -11,6 +11,8 @@ starts again gets it back by `restore`, and goes on with a higher term: nothing 
 Who may come is admission.py's to say, who is in the rounds round_members.py's, who holds which shard tables.py's.
 """
 
+import math
+
 import msgspec
 
 from gradtide.errors import StoreError
@@ -72,6 +74,7 @@ class Membership:
         self._forget_from_s = 0.0  # when clients may next be forgotten: who was there must have been heard of again
         self._gone = False  # clients are gone, and the servers have not been told
         self._deferred = False  # somebody came or went before all servers were heard of
+        self.inherited_until_s = -math.inf  # until then somebody else may have given leases
 
     def recover_by(self, recovery: Recovery) -> None:
         """What becomes of shards that are lost."""
@@ -116,15 +119,17 @@ class Membership:
                 return self._tables.lagging(message)
         return []
 
-    def lost(self, name: str, incarnation: int) -> list[Tell]:
+    def lost(self, name: str, incarnation: int, *, at_once: bool = True) -> list[Tell]:
         """A connection was closed. A server's process has died: that is noticed at once, not when its lease runs out. A
-        client may connect again, and has a server's lease for it."""
+        client may connect again, and has a server's lease for it; so has a server where that is not `at_once`."""
         peer = self.peers.get(name)
         if peer is None or peer.join.incarnation != incarnation or not peer.alive:
             return []
         if peer.join.role != "server":
             peer.connected = False
             return []
+        if not at_once or self._tables.ticked_s < self.inherited_until_s + self.lease_s:
+            return []  # it may have gone to who led before, and have a lease of his
         peer.alive = False
         return self._tables.update()
 
@@ -159,12 +164,15 @@ class Membership:
 
     def take_unwritten(self) -> Record | None:
         """The state, if it is not what is on disk: to be written before anybody is told."""
+        record = self.unwritten()
+        self.written = record or self.written
+        return record
+
+    def unwritten(self) -> Record | None:
+        """The same, by who says himself when it is `written`."""
         known = self._admission
         record = Record(self.term, self._rounds.number, self.table, self.decree, known.set_aside, known.absent)
-        if record == self.written:
-            return None
-        self.written = record
-        return record
+        return record if record != self.written else None
 
     @classmethod
     def restore(cls, record: Record, now_s: float, lease_s: float = 2.0) -> "Membership":
@@ -185,10 +193,20 @@ class Membership:
         membership._forget_from_s = now_s + FORGET_LEASES * lease_s
         return membership
 
+    def inherit(self, now_s: float, inherited_s: float) -> None:
+        """So long another coordinator may still give leases, which this one waits out before it replaces anybody. Where
+        there is no table yet there is nobody to replace, and the first may be dealt."""
+        if inherited_s:
+            self._tables.ticked_s = now_s
+            self.inherited_until_s = now_s + inherited_s
+            self._tables.inherited_until_s = self.inherited_until_s if self.table is not None else 0.0
+
     def tick(self, now_s: float) -> list[Tell]:
         """Time goes by: leases run out, and promises that are overdue are asked for again."""
         self._excuse_own_absence(now_s)
-        late = [peer for peer in self.peers.values() if peer.alive and now_s - peer.heard_s > self._patience_s(peer)]
+        late = [
+            peer for peer in self.peers.values() if peer.alive and self._silent_s(peer, now_s) > self._patience_s(peer)
+        ]
         for peer in late:
             peer.alive = False
         told = self._tables.update() if any(peer.join.role == "server" for peer in late) else []
@@ -200,6 +218,10 @@ class Membership:
     def _update_rounds(self) -> list[Tell]:
         self._deferred = self._tables.awaits_servers
         return [] if self._deferred else self._rounds.update(self.table)
+
+    def _silent_s(self, peer: Peer, now_s: float) -> float:
+        """For how long neither this coordinator nor who led before it can have heard of somebody."""
+        return now_s - max(peer.heard_s, self.inherited_until_s)
 
     def _patience_s(self, peer: Peer) -> float:
         """A server's lease is tied to its loop; a client's life is its connection."""
@@ -300,7 +322,7 @@ class Membership:
         if peer.join.role == "server":
             return self._tables.update(goers=self.leaving | {leave.name})
         if leave.until:
-            return self._rounds.announce_leave(leave)
+            return self._rounds.announce_leave(leave, self.table)
         peer.alive = False
         told = self._update_rounds() if peer.join.role == "worker" else []
         self._forget(leave.name)

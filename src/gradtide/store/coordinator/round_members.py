@@ -52,20 +52,22 @@ class RoundMembers:
             self.proposal = None
             told += self._proclaim(staying)
         if self._comers(staying) and table is not None:
-            self.number += 1
-            self.proposal = Proposal(self.number)
-            told += self._ask(table)
+            told += self._propose(table)
         return told
 
-    def announce_leave(self, leave: Leave) -> list[Tell]:
-        """A worker will go before a round: all are told, and it stays until then."""
+    def announce_leave(self, leave: Leave, table: Table | None) -> list[Tell]:
+        """A worker will go before a round: all are told, and it stays until then. That frees those who have promised
+        something to who is about to come: they are asked again."""
         changed = tuple(
             msgspec.structs.replace(member, until=leave.until)
             if member.client == leave.name and not member.until
             else member
             for member in self.members
         )
-        return self._proclaim(changed) if changed != self.members else []
+        if changed == self.members:
+            return []
+        told, proposed, self.proposal = self._proclaim(changed), self.proposal, None
+        return told + (self._propose(table) if proposed is not None and table is not None else [])
 
     def ask_again(self, table: Table | None, now_s: float, after_s: float) -> list[Tell]:
         """Promises that are overdue are asked for again."""
@@ -103,6 +105,11 @@ class RoundMembers:
         if self.decree is None and len(workers) < max((join.expected for join in workers), default=0):
             return []
         return [join for join in workers if join.name not in inside]
+
+    def _propose(self, table: Table) -> list[Tell]:
+        self.number += 1
+        self.proposal = Proposal(self.number)
+        return self._ask(table)
 
     def _ask(self, table: Table) -> list[Tell]:
         assert self.proposal is not None

@@ -32,6 +32,7 @@ class Tables:
     restored: int = 0  # the epoch that this term began with
     recovery: Recovery = field(default_factory=Recovery)
     ticked_s: float = 0.0
+    inherited_until_s: float = 0.0  # until then somebody else may have given leases: nobody is replaced
     settled: tuple[int, float] = (0, 0.0)  # the epoch, and since when it has been looked at
 
     def restore(self, table: Table) -> None:
@@ -42,7 +43,9 @@ class Tables:
     def awaits_servers(self) -> bool:
         """Started again, with servers of the journal that have neither been heard of nor been silent for a lease: one
         may know more than the journal, so nothing is decided yet. What an old one lets us decide, clients would take
-        for what the right one says next."""
+        for what the right one says next. Nor while who led before may still give leases."""
+        if self.ticked_s < self.inherited_until_s:
+            return True
         servers = (peer for peer in self.peers.values() if peer.join.role == "server")
         return any(peer.alive and not peer.heard for peer in servers)
 

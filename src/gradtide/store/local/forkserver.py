@@ -23,6 +23,7 @@ import torch
 from msgspec.structs import replace
 
 from gradtide.processes.forking import Children
+from gradtide.processes.naming import name_process
 from gradtide.processes.ready import can_read
 from gradtide.store.local.roles import Role, run_role
 from gradtide.store.local.scaling import More
@@ -131,6 +132,7 @@ class StoreForkServer:
                 if child.role.role == "server" and status == 0:
                     del self.children[i]
                     continue
+                print(f"gradtide: {_obituary(child.role.name, status)}", file=sys.stderr, flush=True)
             if not child.pid and now_s - child.started_s >= _MIN_LIFE_S:
                 self.children[i] = self._make(child.role, child.folder)
 
@@ -170,6 +172,7 @@ class StoreForkServer:
 def _live_as(role: Role, listens: int) -> None:
     """The child's whole life; never returns."""
     try:
+        name_process(role.name)
         with open(os.devnull, "r+b") as nothing:
             os.dup2(nothing.fileno(), 0)
             os.dup2(nothing.fileno(), 1)
@@ -181,6 +184,11 @@ def _live_as(role: Role, listens: int) -> None:
         print(f"{role.name}: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(1)
+
+
+def _obituary(name: str, status: int) -> str:
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+    return f"{name} {how}; another is started in its place"
 
 
 def _load_what_servers_use() -> None:
@@ -196,6 +204,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; its end of the pipe then closes
     _load_what_servers_use()
     StoreForkServer().run()
+    os._exit(0)  # all is stopped and removed; Python would take a second to unload torch, and somebody waits
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import msgspec
 from gradtide.errors import CommunicationError, ConfigError, FrameError, PeerTimeout, StoreError
 from gradtide.store.coordinator.shard_moves import is_settled
 from gradtide.store.local.status import ask, inspect
+from gradtide.store.wire.coordinators import parse_coordinators
 from gradtide.store.wire.messages import Resize, Resized, Table
-from gradtide.transport.authenticate import parse_address
 from gradtide.transport.keys import Credentials
 
 __all__ = ["SCALE_S", "STARTER", "More", "Scaled", "scale"]
@@ -125,7 +125,7 @@ def _progress(table: Table, servers: int) -> str:
 def _start_missing(address: str, there: tuple[str, ...], count: int) -> tuple[str, ...]:
     if count <= 0:
         return ()
-    folder = os.path.dirname(parse_address(address).path)
+    folder = os.path.dirname(parse_coordinators(address).known[0].path)
     try:
         return _ask_starter(f"{folder}/{STARTER}", More(count, there))
     except (FileNotFoundError, ConnectionRefusedError):

@@ -3,9 +3,11 @@
 import time
 from dataclasses import dataclass
 
-from gradtide.errors import CommunicationError, FrameError
+from gradtide.errors import CommunicationError, FrameError, PeerLost, PeerTimeout
 from gradtide.store.coordinator.assignment import host_of
+from gradtide.store.wire.coordinators import Coordinators, parse_coordinators
 from gradtide.store.wire.messages import (
+    Elsewhere,
     Health,
     Inspect,
     Inspected,
@@ -17,12 +19,15 @@ from gradtide.store.wire.messages import (
     encode,
     too_few_servers,
 )
+from gradtide.transport.authenticate import Address
 from gradtide.transport.authenticate import dial as reach
-from gradtide.transport.authenticate import parse_address
 from gradtide.transport.connection import open_connection
 from gradtide.transport.keys import Credentials
 
-__all__ = ["Status", "ask", "ask_status", "complaints", "inspect", "notes"]
+__all__ = ["Status", "ask", "ask_status", "complaints", "holds_nothing", "inspect", "notes"]
+
+
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +66,55 @@ def ask(
     *,
     timeout_s: float = 2.0,
 ) -> Message:
-    """The answer of whoever listens there; how it is, unless there is another question."""
+    """The answer of whoever listens there; how it is, unless there is another question. Of several coordinators, with
+    commas, the one that leads answers."""
+    coordinators, refused = parse_coordinators(address), dict[Address, CommunicationError]()
+    deadline_s = time.monotonic() + timeout_s * len(coordinators.known)
+    while time.monotonic() < deadline_s:
+        if coordinators.rests:
+            time.sleep(_LOOK_S)
+            continue
+        where = coordinators.next
+        try:
+            answer = _ask_one(where, credentials, question or Inspect(), min(timeout_s, deadline_s - time.monotonic()))
+        except CommunicationError as error:
+            refused[where] = error
+            if set(coordinators.known) <= {at for at, why in refused.items() if _is_final(why, coordinators)}:
+                raise
+            coordinators.missed(where)
+            time.sleep(_LOOK_S)
+            continue
+        if not isinstance(answer, Elsewhere):
+            return answer
+        coordinators.hear(answer, where)
+    why = coordinators.trouble or next(map(str, refused.values()), "")
+    raise PeerTimeout(f"no coordinator at {address} leads: {why}")
+
+
+def _is_final(error: CommunicationError, coordinators: Coordinators) -> bool:
+    """Whether it is of no use to ask again: of several that can't be reached one may yet come."""
+    return len(coordinators.known) == 1 or not isinstance(error, PeerLost | PeerTimeout)
+
+
+def _ask_one(where: Address, credentials: Credentials | None, question: Inspect | Resize, timeout_s: float) -> Message:
     deadline_s = time.monotonic() + timeout_s
-    line = reach(parse_address(address), credentials or Credentials(), "operator", timeout_s)
-    connection = open_connection(line, address)
+    line = reach(where, credentials or Credentials(), "operator", timeout_s)
+    connection = open_connection(line, str(where))
     heard: list[Message] = []
     try:
         connection.on_messages(lambda data: heard.append(decode(data)), lambda: None)
-        connection.send(encode(question or Inspect()))
+        connection.send(encode(question))
         while not heard:
             connection.wait(deadline_s - time.monotonic(), "how it is")
             connection.receive()
     finally:
         connection.close()
     return heard[0]
+
+
+def holds_nothing(status: Status) -> bool:
+    """Whether nobody has put anything into the store, as far as its servers say."""
+    return all(health is not None and not health.size_bytes for health in status.servers.values())
 
 
 def complaints(status: Status) -> list[str]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 
 from gradtide.errors import AuthenticationError, CommunicationError
 from gradtide.store.shard.lease import LEASE_S
-from gradtide.store.wire.messages import Message, decode_from, encode
+from gradtide.store.wire.coordinators import Coordinators
+from gradtide.store.wire.messages import Elsewhere, Message, Welcome, decode_from, encode
 from gradtide.transport.authenticate import Address, dial
 from gradtide.transport.connection import Connection, open_connection
 from gradtide.transport.dialer import Dialer, Heartbeat
@@ -23,30 +24,34 @@ _log = logging.getLogger("gradtide.server")
 class Uplink:
     """Words to and from the coordinator. What can't be told is dropped: the next beat says it again."""
 
-    def __init__(self, address: Address, credentials: Credentials) -> None:
+    def __init__(self, address: Address, credentials: Credentials, *others: Address) -> None:
         self.address, self.credentials = address, credentials
+        self._coordinators = Coordinators((address, *others))
+        self._at = address  # which of them the connection leads to
         self._service: Service | None = None
         self._hear: Callable[[Message], None] | None = None
         self._connection: Connection | None = None
-        self._told = False  # that the coordinator refuses us
+        self._told: set[Address] = set()  # of whom it was said that they refuse us
+        self._elsewhere = False  # it has said that it does not lead
         self._dialer: Dialer[Address] = Dialer(self._dial, self._wake, _DIAL_AGAIN_S)
 
     def start(self, service: Service, hear: Callable[[Message], None]) -> None:
         """Dials at once, so that a server's first words reach a coordinator that is there."""
         self._service, self._hear = service, hear
         with contextlib.suppress(CommunicationError):
-            self._use(self._dial(self.address))
+            self._use(self.address, self._dial(self.address))
 
     def poll(self, lease_s: float) -> None:
         """From the loop, now and then: takes over what was dialled, dials what broke or leads nowhere."""
-        for _, connection in self._dialer.take():
-            self._use(connection)
+        for address, connection in self._dialer.take():
+            self._use(address, connection)
+        if self._connection is not None and self._elsewhere:
+            self._drop()
         if self._connection is not None and self._heartbeat.is_lost(time.monotonic(), lease_s or LEASE_S):
-            assert self._service is not None
-            self._service.remove(self._connection)
-            self._connection = None
-        if self._connection is None:
-            self._dialer.want(self.address)
+            self._drop()
+            self._coordinators.missed(self._at)
+        if self._connection is None and not self._coordinators.rests:
+            self._dialer.want(self._coordinators.next)
 
     def tell(self, words: Iterable[Message]) -> None:
         for word in words:
@@ -63,27 +68,45 @@ class Uplink:
 
     def _dial(self, address: Address) -> Connection:
         try:
-            line = dial(address, self.credentials, "server")
-        except AuthenticationError as error:
-            if not self._told:  # it is tried again for ever: somebody may yet change what is wrong there
+            line = dial(address, self.credentials, "server", self._coordinators.connect_s)
+            return open_connection(line, f"the coordinator at {address}").expect("coordinator")
+        except CommunicationError as error:  # it is tried again for ever: somebody may yet change what is wrong there
+            self._coordinators.missed(address)
+            if isinstance(error, AuthenticationError) and address not in self._told:
                 _log.warning("can't join: %s", error)
-            self._told = True
+                self._told.add(address)
             raise
-        return open_connection(line, f"the coordinator at {address}").expect("coordinator")
 
     def _wake(self) -> None:
         assert self._service is not None
         self._service.wake()
 
-    def _use(self, connection: Connection) -> None:
+    def _use(self, address: Address, connection: Connection) -> None:
         assert self._service is not None
+        self._drop()  # if two were dialled, one after the other
+        self._at, self._elsewhere = address, False
         self._connection, self._heartbeat = connection, Heartbeat(connection)
         connection.on_messages(self._receive, lambda: None)
         self._service.add(connection, self._lost)
 
     def _receive(self, data: memoryview) -> None:
         assert self._hear is not None
-        self._hear(decode_from("the coordinator", data))
+        message = decode_from("the coordinator", data)
+        if isinstance(message, Elsewhere):
+            if not self._elsewhere:
+                self._coordinators.hear(message, self._at)
+            self._elsewhere = True  # the loop closes it
+            return
+        if isinstance(message, Welcome):
+            self._coordinators.found()
+        self._hear(message)
+
+    def _drop(self) -> None:
+        assert self._service is not None
+        if self._connection is not None:
+            self._service.remove(self._connection)
+        self._connection = None
 
     def _lost(self, error: CommunicationError) -> None:
         self._connection = None
+        self._coordinators.missed(self._at)

@@ -331,8 +331,16 @@ class Shard(Generic[V]):
             values = tuple(self._value(piece, request) for piece in event.part.pieces)
         except Refusal as refusal:
             return self._refuse(request, refusal), touched
-        reply = Pulled(request.sequence, self.number, self.version, *_progress_of(blocks, request.round))
+        progress = _progress_of(blocks, request.round)
+        reply = Pulled(request.sequence, self.number, self.version, *progress, self._decree_of(request.round))
         return Answer(request.client, reply, values), touched
+
+    def _decree_of(self, step: int) -> int:
+        """The decree that says who is in a step that somebody begins: one that is awaited, if it may add somebody. What
+        is proposed from now on is of later steps."""
+        if not step:
+            return 0
+        return self.promised if self.ceiling is not None and self.ceiling <= step else self.decree
 
     def _come_by(self, event: PullPart) -> list[tuple[str, int]]:
         """A pull of a step says that its worker has pushed all it will for the rounds before; the blocks it frees."""
@@ -447,12 +455,18 @@ class Shard(Generic[V]):
         block = self.blocks[piece.key, piece.block]
         published = block.state.published if pull is not None and pull.round else None
         if pull is not None and piece.encoded:
-            if published is None or not published.has_encoded(block.given(pull.round)):
+            if published is None or self._begins(pull) or not published.has_encoded(block.given(pull.round)):
                 raise refusals.not_encoded(piece, pull.client)
             return published.encoded(block.given(pull.round))
         value = block.state.value() if pull is None or published is None else published.whole(block.given(pull.round))
         whole = piece.start == 0 and piece.count == block.elements
         return value if whole else self.arithmetic.part(value, piece.start, piece.count)
+
+    def _begins(self, pull: Pull) -> bool:
+        """Whether it is a worker's first step, or one before: until now it was given what was there, of whichever
+        round, so nothing can be added to that."""
+        member = self.members.get(pull.worker)
+        return member is not None and pull.round <= member.from_round
 
     def _find(self, piece: Piece, client: str) -> Block[V]:
         block = self.blocks.get((piece.key, piece.block))

@@ -6,4 +6,5 @@ copies.py       memory for these copies, kept from one checkpoint to the next
 shard_file.py   shards as parts of a checkpoint's files, and back
 loading.py      a server's shards from a checkpoint
 export.py       a checkpoint as one plain file of tensors, and back
+other_formats.py  ... as a folder that Hugging Face's libraries or torch's DCP read, and back
 """

@@ -79,7 +79,7 @@ def write_plain(path: Path, tensors: Mapping[str, Tensor]) -> None:
         raise OutputError(f"{path} can't be written: {error}") from None
     if path.suffix != ".safetensors":
         raise ConfigError(f"{path} names no format; let it end in .safetensors, or in .pt for a state_dict of torch")
-    write_file(open_place(path.parent), "", path.name, [TensorGroup("all", tensors)])
+    write_file(open_place(path.parent), "", path.name, [TensorGroup("all", tensors)], padded=False)
 
 
 def read_plain(path: Path) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from gradtide.store.wire.messages import KeySpec, Part, Piece, Table, layout_name
 from gradtide.store.wire.placement import block_count, block_elements, shard_of
 
-__all__ = ["ITEM_BYTES", "EncodedBytes", "Gathered", "Layout", "ServerShare", "build_layout", "pieces_of"]
+__all__ = ["ITEM_BYTES", "BlockLayout", "EncodedBytes", "Gathered", "ServerShare", "build_layout", "pieces_of"]
 
 V = TypeVar("V")
 EncodedBytes = Callable[[KeySpec, int], int | None]  # of so many elements; None: they go as they are
@@ -58,7 +58,7 @@ class ServerShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BlockLayout:
     """The pieces of a set of keys, grouped by shard. Values are always given in the order of `pieces`."""
 
     keys: tuple[str, ...]
@@ -94,7 +94,7 @@ def pieces_of(spec: KeySpec, rows: slice | None = None, encoded_bytes: EncodedBy
     return pieces
 
 
-def build_layout(keys: Iterable[tuple[KeySpec, slice | None, EncodedBytes | None]]) -> Layout:
+def build_layout(keys: Iterable[tuple[KeySpec, slice | None, EncodedBytes | None]]) -> BlockLayout:
     """The layout of a set of keys."""
     chosen = list(keys)
     by_shard: dict[int, list[Piece]] = {}
@@ -102,7 +102,7 @@ def build_layout(keys: Iterable[tuple[KeySpec, slice | None, EncodedBytes | None
         for piece in pieces_of(spec, rows, encoded_bytes):
             by_shard.setdefault(shard_of(piece.key, piece.block), []).append(piece)
     parts = tuple(Part(shard, tuple(by_shard[shard])) for shard in sorted(by_shard))
-    return Layout(
+    return BlockLayout(
         tuple(spec.key for spec, _, _ in chosen), parts, tuple(piece for part in parts for piece in part.pieces)
     )
 

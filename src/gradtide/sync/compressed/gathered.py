@@ -12,6 +12,7 @@ from gradtide.collective import Group
 from gradtide.compress import Codec, PayloadKind, Residuals, payload_bytes, unpack
 from gradtide.compress.compiled import Array
 from gradtide.compress.payload import write, write_nothing
+from gradtide.sync.compressed.leaders import HostLeaders
 from gradtide.sync.compressed.state import BucketPart, Round
 
 __all__ = ["GatheredBucket"]
@@ -21,7 +22,12 @@ class GatheredBucket:
     """`exchange` runs in the background, while backward goes on."""
 
     def __init__(
-        self, group: Group, codec: Codec, flat: Tensor, parts: Sequence[BucketPart], residuals: Residuals
+        self,
+        group: Group | HostLeaders,
+        codec: Codec,
+        flat: Tensor,
+        parts: Sequence[BucketPart],
+        residuals: Residuals,
     ) -> None:
         self._group, self._codec, self._flat, self._parts, self._residuals = group, codec, flat, parts, residuals
         sizes = [payload_bytes(codec, part.form) for part in parts]

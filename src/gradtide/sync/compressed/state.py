@@ -18,17 +18,22 @@ from gradtide.sync.job import Job
 from gradtide.sync.trained import Trained
 
 __all__ = [
+    "COUNTS",
+    "LEFT",
+    "RATE",
     "BucketPart",
     "Compression",
     "ResidualRates",
     "Round",
     "hand_over",
     "holds_something",
+    "left_out",
     "parts_of",
+    "rate_tensor",
     "working_dtype",
 ]
 
-_COUNTS, _LEFT, _RATE, _FACTOR = "counts", "left ", "rate ", "factor "  # a checkpoint's names
+COUNTS, LEFT, RATE, _FACTOR = "counts", "left ", "rate ", "factor "  # a checkpoint's names
 
 
 @dataclass(slots=True)
@@ -64,25 +69,25 @@ class Compression:
     # --- what a checkpoint holds of this worker ---
 
     def state(self, factors: Mapping[str, Array]) -> dict[str, Tensor]:
-        """What was left out so far, by parameter, and what thin matrices go on from (`factors`)."""
-        found = {_COUNTS: torch.tensor([self.steps, self.rounds])}
-        for name, (left, rate) in self.residuals.state().items():
-            found[f"{_LEFT}{name}"] = torch.from_numpy(left)
-            found[f"{_RATE}{name}"] = torch.tensor([float("nan") if rate is None else rate], dtype=torch.float64)
+        """What was left out so far, by parameter, and what thin matrices go on from (`factors`). A gradient that no
+        optimizer has taken is in no checkpoint, so what was left out is as it was before it."""
+        found = {COUNTS: torch.tensor([self.steps, self.rounds])}
+        for name, (left, rate) in self.residuals.state(self._unstepped).items():
+            found[f"{LEFT}{name}"] = torch.from_numpy(left)
+            found[f"{RATE}{name}"] = rate_tensor(rate)
         return found | {f"{_FACTOR}{name}": torch.from_numpy(factor.copy()) for name, factor in factors.items()}
 
     def load_state(self, state: Mapping[str, Tensor], trained: Trained) -> dict[str, Array]:
         """Returns what thin matrices go on from. What this worker has left out until now is forgotten."""
-        sizes = {name: parameter.numel() for name, parameter in trained.everything}
-        lefts = {name.removeprefix(_LEFT): left for name, left in state.items() if name.startswith(_LEFT)}
-        for name, left in lefts.items():
-            if sizes.get(name) != left.numel():
-                raise ConfigError(f"the state is of another model: there {name!r} has {left.numel()} values")
+        if COUNTS not in state:
+            raise ConfigError(
+                "what compression left out was kept over servers; load it with sync=gradtide.Servers(...)"
+            )
+        lefts = left_out(state, trained)
         self.residuals.clear()
-        for name, left in lefts.items():
-            rate = float(state[f"{_RATE}{name}"])
-            self.residuals.put_back(name, left.numpy(), None if math.isnan(rate) else rate)
-        self.steps, self.rounds = state[_COUNTS].tolist()
+        for name, (left, rate) in lefts.items():
+            self.residuals.put_back(name, left.numpy(), rate)
+        self.steps, self.rounds = state[COUNTS].tolist()
         return {name.removeprefix(_FACTOR): f.numpy().copy() for name, f in state.items() if name.startswith(_FACTOR)}
 
     @property
@@ -191,9 +196,33 @@ class ResidualRates:
         return {i: None if i not in rates or rates[i]["momentum"] else float(rates[i]["lr"]) for i in indices}
 
 
+def _number(rate: float | None) -> float:
+    """A rate as a tensor has it."""
+    return math.nan if rate is None else rate
+
+
+def _rate(number: float) -> float | None:
+    return None if math.isnan(number) else number
+
+
+def left_out(state: Mapping[str, Tensor], trained: Trained) -> dict[str, tuple[Tensor, float | None]]:
+    """Of what was kept: what was left out of each parameter, flat, and the rate by which it counts."""
+    sizes = {name: parameter.numel() for name, parameter in trained.everything}
+    lefts = {name.removeprefix(LEFT): left for name, left in state.items() if name.startswith(LEFT)}
+    for name, left in lefts.items():
+        if sizes.get(name) != left.numel():
+            raise ConfigError(f"the state is of another model: there {name!r} has {left.numel()} values")
+    return {name: (left, _rate(float(state[f"{RATE}{name}"]))) for name, left in lefts.items()}
+
+
+def rate_tensor(rate: float | None) -> Tensor:
+    """A rate as a checkpoint has it."""
+    return torch.tensor([_number(rate)], dtype=torch.float64)
+
+
 def holds_something(state: Mapping[str, Tensor]) -> bool:
     """Whether anything is left out in what was kept."""
-    return any(name.startswith(_LEFT) and bool(left.any()) for name, left in state.items())
+    return any(name.startswith(LEFT) and bool(left.any()) for name, left in state.items())
 
 
 def hand_over(residuals: Residuals, trained: Trained, group: Group, number: int, going: Sequence[int]) -> None:
@@ -207,16 +236,21 @@ def hand_over(residuals: Residuals, trained: Trained, group: Group, number: int,
     leaving = [bool(goes) for goes in group.all_reduce(told, "max").tolist()]
     if not any(leaving) or all(leaving):
         return
-    heir, inherited = leaving.index(False), list[tuple[str, Any]]()
+    heir, inherited = leaving.index(False), list[tuple[str, Array, float | None]]()
+    every = trained.everything  # also what is frozen now: what was left out of it counts when it is trained again
     for rank in [rank for rank, goes in enumerate(leaving) if goes]:
-        for name, parameter in zip(trained.names, trained.parameters, strict=True):
+        known = [[float(name in residuals), _number(residuals.rate(name))] for name, _ in every] or [[0.0, 0.0]]
+        told_rates = group.broadcast(torch.tensor(known, dtype=torch.float64), rank).tolist()
+        for (name, parameter), (is_there, rate) in zip(every, told_rates, strict=False):
+            if not is_there:
+                continue
             like = np.zeros(parameter.numel(), working_dtype(parameter))
             mine = residuals.value(name, like)
             left = torch.from_numpy(mine.copy() if group.rank == rank else like)
             group.broadcast(left, rank)
-            inherited.append((name, left.numpy()))
+            inherited.append((name, left.numpy(), _rate(rate)))
     group.barrier()
-    for name, left in inherited if group.rank == heir else []:
-        residuals.add(name, left)
+    for name, theirs, by_rate in inherited if group.rank == heir else []:
+        residuals.add(name, theirs, by_rate)
     if leaving[group.rank]:
         residuals.clear()

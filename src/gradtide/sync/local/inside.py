@@ -3,6 +3,7 @@
 import os
 
 import torch
+from torch import Tensor
 
 from gradtide.collective import Group
 from gradtide.sync.job import BatchShare, Job
@@ -45,6 +46,16 @@ class InsideHost:
     def add_up(self, samples: float) -> float:
         """Of all workers here."""
         return float(self._group.all_reduce(torch.tensor([samples, 0.0], dtype=torch.float64))[0])
+
+    def spread(self, tensor: Tensor) -> None:
+        """Every worker's here becomes that of the one that leads."""
+        self._group.broadcast(tensor)
+
+    def sum_for_all(self, tensor: Tensor) -> None:
+        self._group.all_reduce(tensor)
+
+    def sum_for_leader(self, tensor: Tensor) -> None:
+        self._group.reduce(tensor)
 
     def measure(self, weight: float) -> float:
         """What this worker's part counts in the host's: all workers here ask once a batch."""

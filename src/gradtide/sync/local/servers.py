@@ -8,7 +8,7 @@ is lost with its worker is all that is lost with it, and who comes later begins 
 import atexit
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -45,8 +45,10 @@ class LocalOverServers:
         self._trained, self._job, self._local, self._emit = trained, job, local, emit
         self._mode, self._address = local.over.mode, find_address(job, local.over)
         self._steps = 0  # since the last meeting
-        self._samples = 0.0  # and what this worker has seen in them
-        self._in_step: float | None = None  # what it saw since an optimizer began its step, which may look often
+        self._samples = self._of_all = 0.0  # and what this worker has seen in them, and all workers
+        self._in_step: tuple[float, float] | None = (
+            None  # the same since an optimizer began its step: it may look often
+        )
         self._terms: float | None = None  # what the user said that the next backward's loss is a mean over
         self._window, self._pace = local.every, Pace()
         self._left = dict[str, Tensor]()  # the base of parameters that are frozen now
@@ -130,22 +132,26 @@ class LocalOverServers:
 
     def saw(self) -> None:
         share = self._job.share
-        samples = 1.0 if share is None else float(share.samples)
+        samples, of_all = (1.0, 1.0) if share is None else (float(share.samples), float(share.of))
         samples, self._terms = samples if self._terms is None else self._terms, None
         if self._in_step is None:
-            self._samples += samples
+            self._count(samples, of_all)
         else:
-            self._in_step = samples
+            self._in_step = samples, of_all
+
+    def _count(self, samples: float, of_all: float) -> None:
+        self._samples, self._of_all = self._samples + samples, self._of_all + of_all
 
     def check_step(self) -> None:
         self._base.stepped()
-        self._in_step = 0.0
+        self._in_step = 0.0, 0.0
 
     def step(self, weights: Sequence[float]) -> None:
         """The optimizers take it."""
 
     def stepped(self) -> None:
-        self._samples, self._in_step = self._samples + (self._in_step or 0.0), None
+        self._count(*(self._in_step or (0.0, 0.0)))
+        self._in_step = None
         self._steps += 1
         self._pace.stepped()
         if self._steps >= self._window:
@@ -180,6 +186,8 @@ class LocalOverServers:
     def _push(self, flush: bool) -> LocalWindow | None:
         """In bsp until the round is closed: then all of it is in the values. In async, where no round says it, returns
         when it was applied."""
+        if self._attendance.in_rounds:
+            self._smaller.begin_window(self._of_all)
         changes = self.store.push(self._base.changes(), weight=self._samples, flush=flush)
         beside = self._base.beside(self._samples, self._job.batches, led=self.led)
         for handle in [changes, *(self.store.push(named, weight=weight) for named, weight in beside)]:
@@ -193,7 +201,7 @@ class LocalOverServers:
         self.store.pull(self._base.values)
         self._began = _versions(self.store.last)
         self._base.hand_out()
-        self._steps, self._samples, self._in_step = 0, 0.0, None
+        self._steps, self._samples, self._of_all, self._in_step = 0, 0.0, 0.0, None
 
     def _adapt(self) -> None:
         """Workers tell each other how fast they are; a slow one pushes after fewer steps."""
@@ -212,6 +220,7 @@ class LocalOverServers:
 
     def _follow_members(self) -> None:
         if self._attendance.is_over:
+            self._smaller.leave()
             self.close()
             raise Dismissed(0)
         if self._attendance.in_rounds or self._job.elastic is not None:
@@ -254,6 +263,18 @@ class LocalOverServers:
         self._lodging.wait_for(list(self._base.values))
         self._pull()
         self.reason = self._explain()
+
+    def left_out(self) -> dict[str, Tensor]:
+        """What compression has left out of this worker's changes so far, for a checkpoint of the last round."""
+        if self._steps:
+            raise ConfigError(
+                f"this worker has taken {self._steps} steps by itself, which the servers don't have yet; keep what "
+                "compression left out at a multiple of Local's steps, or call model.meet() on all workers first"
+            )
+        return self._smaller.state()
+
+    def load_left_out(self, state: Mapping[str, Tensor]) -> None:
+        self._smaller.load_state(state)
 
     # --- who works together ---
 

@@ -4,7 +4,7 @@ At first the servers average gradients, and every worker takes the same step; th
 that all have, and each steps by itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -102,6 +102,12 @@ class TogetherFirst:
 
     def add_up(self, numbers: Tensor) -> Tensor:
         return self.now.add_up(numbers)
+
+    def left_out(self) -> dict[str, Tensor]:
+        return self.now.left_out()
+
+    def load_left_out(self, state: Mapping[str, Tensor]) -> None:
+        self.now.load_left_out(state)
 
     def uneven(self) -> AbstractContextManager[None]:
         return self.now.uneven()

@@ -183,6 +183,9 @@ class LocalSteps:
             return sum(flat.nbytes for flat in flats)
         assert not isinstance(self._group, DeviceGroup)
         smaller.average(self._group, counts / total, self._known.windows)
+        if self.inside is not None and smaller.is_of_leaders:
+            for flat in flats:
+                self.inside.spread(flat)
         return smaller.sent_bytes
 
     def _counts(self) -> float:
@@ -352,6 +355,8 @@ class LocalSteps:
         self._base.take()
         if left and self._smaller is not None:
             self._smaller.load_state(left)
+        if self._smaller is not None and self._smaller.is_of_leaders and self.inside is not None:
+            self._smaller.leave_to_leader(self.inside)
 
     def _check_met(self, done: str) -> None:
         if self._steps:

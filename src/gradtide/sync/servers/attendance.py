@@ -77,6 +77,8 @@ class Attendance:
         worker from now on."""
         if not self.in_rounds and self._job.elastic is None:
             return False  # who ends first has done its own part of every batch
+        if self.in_rounds and self._job.elastic is not None:
+            self.store.wait_until_members_are_known(self._job.timeout_s)
         members, led = self.store.members, self._job.rank == 0
         if self.number not in members:
             return False
@@ -107,8 +109,10 @@ class Attendance:
     # --- going ---
 
     def depart(self) -> None:
-        """Goes after the next few rounds, when the others know it."""
-        self._until = self._until or self.store.announce_leave()
+        """Goes after the next few rounds, when the others know it: until then no server takes what this one pushes."""
+        if not self._until:
+            self._until = self.store.announce_leave()
+            self.store.wait_until_leave_is_known(self._job.timeout_s)
 
     def announce_end(self) -> bool:
         """Those who are behind must know that our part of their rounds is there. Returns whether there was any need."""

@@ -66,13 +66,14 @@ class Lodging:
         named = trained.everything if whole else [(n, p) for n, p in trained.everything if self.key(n) not in keys]
         values = {self.key(_VALUE + name): parameter.detach() for name, parameter in named}
         if self._number == 0:
-            self._make([*outline(trained), *said], keys, rule_of, {**loose, **values})
+            self._make([*outline(trained), *said], keys, rule_of, {**loose, **values}, values if whole else {})
         self.wait_for([self.key(_OUTLINE), self.key(_FIRST_ROUND)])
         self._compare([*outline(trained), *said])
         self.wait_for([*keys, *loose, *values])
+        later = self._take_place()
         if values:
             self._store.pull(values)
-        return self._take_place()
+        return later
 
     def _take_place(self) -> bool:
         """All begin with the same round; who comes later begins with the first round that it is in, and hears what the
@@ -91,8 +92,14 @@ class Lodging:
         return later
 
     def _make(
-        self, own: Sequence[str], keys: Mapping[str, Tensor], rule_of: RuleOf, loose: Mapping[str, Tensor]
+        self,
+        own: Sequence[str],
+        keys: Mapping[str, Tensor],
+        rule_of: RuleOf,
+        loose: Mapping[str, Tensor],
+        stepped: Mapping[str, Tensor],
     ) -> None:
+        """`stepped`: what workers step, of which servers have what it was when the training began."""
         again = self.key(_OUTLINE) in set(self._store.keys())
         if again and not self._servers.resume and not self._job.incarnation:
             what = f"{self._servers.name!r}" if self._servers.name else "a training"
@@ -100,18 +107,27 @@ class Lodging:
                 f"these servers hold {what} of earlier; say Servers(..., resume=True) to go on with it, or "
                 "Servers(..., name='another') to begin a new one beside it"
             )
+        if not again and isinstance(self._servers.resume, str):
+            raise ConfigError(
+                f"{self._servers.resume} says how far the training had come, and its parameters are servers'; these "
+                "hold none: start them with it (gradtide run --engine ray --checkpoints FOLDER --resume, gradtide "
+                "train --resume, or gradtide restore), or train without resume=True"
+            )
         self.make_keys(keys, rule_of)
         there = set(self._store.keys())
         missing = {key: value for key, value in loose.items() if key not in there}
         if not again:
             said = torch.frombuffer(bytearray("\n".join(own).encode()), dtype=torch.uint8)
-            begun = torch.tensor(self._wait_for_all())
+            # In an elastic job all pull for the second round before they cut a batch: who comes then comes later.
+            begun = torch.tensor(self._wait_for_all() + (self._job.elastic is not None))
             missing |= {self.key(_OUTLINE): said, self.key(_FIRST_ROUND): begun}
             if self._job.elastic is not None:
                 missing[self.key(_SCRIPT)] = torch.zeros(_SCRIPT_BYTES, dtype=torch.uint8)
         if missing:
             self._store.init(missing, consistency="async")
         if self._all_resume:
+            if here := {key: value for key, value in stepped.items() if key in there}:
+                self._store.push(here, wait=True)
             next_round = torch.tensor(self._wait_for_all())
             if self.key(_NEXT_ROUND) in there:
                 self._store.push(self.key(_NEXT_ROUND), next_round, wait=True)
@@ -156,7 +172,7 @@ class Lodging:
     @property
     def _all_resume(self) -> bool:
         """Whether all workers come at the same time to go on, so that they have to agree on the round."""
-        return self._servers.resume and self._job.elastic is None and not self._job.incarnation
+        return bool(self._servers.resume) and self._job.elastic is None and not self._job.incarnation
 
     def _wait_for_next_round(self) -> int:
         """As worker 0 says, once all are here: it is none before the first that this worker is in."""

@@ -12,14 +12,15 @@ __all__ = ["Servers"]
 class Servers:
     """`sync=Servers("bsp")`, "bounded:2" or "async"; at the job's own servers, or at `address`.
 
-    On servers that have trained before, say `resume=True` to go on, or a new `name` to begin another training.
+    On servers that have trained before, say `resume=True` to go on, or a new `name` to begin another training. `fit`
+    names the checkpoint that it goes on from instead: then servers that hold no training are refused.
     """
 
     mode: str = "bsp"
     address: str | None = None
     secret_file: str | Path | None = None
     insecure_network: bool = False  # True: what goes to other machines is not encrypted
-    resume: bool = False
+    resume: bool | str = False
     name: str = ""
 
     @property

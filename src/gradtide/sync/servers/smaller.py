@@ -4,8 +4,9 @@ The store does it (docs/store.md). Here is what only a training knows: learning 
 counts, and who has died.
 """
 
+import math
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ from gradtide.store.rules.codecs import encoded_bytes
 from gradtide.store.rules.updates import SCALE_RESIDUAL, WHOLE_ROUNDS
 from gradtide.store.wire.layouts import pieces_of
 from gradtide.store.wire.messages import KeySpec, UpdateRule
-from gradtide.sync.compressed.state import ResidualRates
+from gradtide.sync.compressed.state import COUNTS, LEFT, RATE, ResidualRates, left_out, rate_tensor
 from gradtide.sync.trained import Trained
 
 __all__ = ["AUTO_OVER_SERVERS", "Smaller"]
 
+_CARRIED, _RESTING, _WINDOW = "carried ", "resting ", "window"  # a checkpoint's names
 AUTO_OVER_SERVERS = "compress='auto': none, since nothing predicts the time of servers; name a codec"
 
 
@@ -41,6 +43,7 @@ class Smaller:
         self._resting = set[str]()  # keys whose learning rate is 0
         self._known: dict[str, int] = {}  # clients in the rounds, with the first round without each that has said so
         self._carried: dict[str, Tensor] = {}
+        self._window = 0.0  # the samples of all workers in the window by which what is left out counts
         self._said = False
 
     def __bool__(self) -> bool:
@@ -113,6 +116,13 @@ class Smaller:
             self._carried[key] *= old / rate
         return {**changes, SCALE_RESIDUAL: old / rate}
 
+    def begin_window(self, samples: float) -> None:
+        """Before changes leave that were made with so many samples of all workers, by which servers divide: what was
+        left out of a longer or a shorter window is to count what it would have counted there."""
+        if self._window and samples != self._window:
+            self._store.scale_residuals(samples / self._window, None)
+        self._window = samples
+
     def goes_whole(self, index: int) -> bool:
         """With a learning rate of 0 nothing may be used up that would count later."""
         return bool(self) and self._now.now([index])[index] == 0.0
@@ -125,6 +135,47 @@ class Smaller:
     def with_carried(self, key: str, gradient: Tensor) -> Tensor:
         carried = None if key in self._resting else self._carried.pop(key, None)
         return gradient if carried is None else gradient.add_(carried)
+
+    # --- what a checkpoint holds of this worker ---
+
+    def state(self) -> dict[str, Tensor]:
+        """What was left out of its gradients, and the rates by which it counts; what servers left out they keep."""
+        if not self:
+            return {}
+        begin = len(self._key(""))
+        found = {f"{LEFT}{key[begin:]}": left.flatten() for key, left in self._store.residuals().items()}
+        rated = {key[begin:]: rate for key, rate in self._rates.items()}
+        names = {name.removeprefix(LEFT) for name in found} | rated.keys()
+        found |= {f"{RATE}{name}": rate_tensor(rated.get(name)) for name in names}
+        found |= {f"{_CARRIED}{key[begin:]}": answer.clone() for key, answer in self._carried.items()}
+        found |= {f"{_RESTING}{key[begin:]}": torch.tensor([True]) for key in self._resting}
+        return found | ({_WINDOW: torch.tensor([self._window], dtype=torch.float64)} if self._window else {})
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """What this worker has left out until now is forgotten."""
+        if COUNTS in state:
+            raise ConfigError("what compression left out was kept without servers; load it without Servers(...)")
+        shapes = {name: parameter.shape for name, parameter in self._trained.everything}
+        lefts = left_out(state, self._trained)
+        whole = {self._key(name): left.view(shapes[name]) for name, (left, _) in lefts.items()}
+        self._store.add_residuals(whole, instead=True)
+        named = [(*name.partition(" "), value) for name, value in state.items()]
+        rates = {self._key(name): float(value) for kind, end, name, value in named if kind + end == RATE}
+        self._rates = {key: rate for key, rate in rates.items() if not math.isnan(rate)}
+        self._carried = {self._key(name): value.clone() for kind, end, name, value in named if kind + end == _CARRIED}
+        self._resting = {self._key(name) for kind, end, name, _ in named if kind + end == _RESTING}
+        self._window = float(state[_WINDOW]) if _WINDOW in state else 0.0
+
+    def leave(self) -> None:
+        """This worker goes, and has sent what it had left out with its last gradients, where it had any."""
+        begin = len(self._key("")) if self else 0
+        lost = sorted(key[begin:] for key, left in self._store.residuals().items() if left.any()) if self else []
+        if lost:
+            warnings.warn(
+                f"this worker goes, and with it what compression had left out of {lost[0]}"
+                f"{f' and {len(lost) - 1} others' if lost[1:] else ''}, of which its last step had no gradient",
+                stacklevel=2,
+            )
 
     def notice_deaths(self, *, led: bool) -> None:
         """What a worker that was killed had left out is lost."""

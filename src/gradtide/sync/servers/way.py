@@ -8,7 +8,7 @@ every worker takes the same step with it.
 import atexit
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradtide.compress import Compress
 from gradtide.errors import Closed, ConfigError
-from gradtide.events import Emit, GradientsSynchronised, Waiting
+from gradtide.events import Emit, GradientsSynchronised, LinksPlanned, ValuesPulled, Waiting
 from gradtide.handle import Handle
 from gradtide.processes.job_protocol import Dismissed
 from gradtide.store import update
@@ -75,6 +75,7 @@ class ServersWay(EveryStep):
         self._pushed = False  # something, so that the servers may have stepped
         self._told = False  # whether the servers know the options of this step
         self._weighed: float | None = None  # what weigh() said for this step
+        self._told_epoch = -1  # of the table by which it was told what goes to which server
         self._attendance = Attendance(job, servers, address)
         self.store, self._lodging = self._attendance.store, self._attendance.lodging
         in_rounds = self._mode != "async"
@@ -205,6 +206,7 @@ class ServersWay(EveryStep):
         self._waiting.append(self.store.push(self._averages.flags(late)))
         self._wait_for_the_round()
         self.store.pull(self._averages.room)
+        self._tell_staleness()
         self._late_guard.watch(self._averages.hand_out())
         self._next_step()
         self._follow_members()
@@ -219,6 +221,7 @@ class ServersWay(EveryStep):
         self._push_the_rest(weights)
         self._wait_for_the_round()
         self.store.pull(self._values)
+        self._tell_staleness()
         for parameter in self._trained.parameters:
             parameter.grad = None
         self._follow_members()
@@ -261,6 +264,7 @@ class ServersWay(EveryStep):
     def _follow_members(self) -> None:
         """Who is in the next step shares its batch; the first of them speaks for all."""
         if self._attendance.is_over:
+            self._smaller.leave()
             self.close()
             raise Dismissed(0)
         if self._mode != "async" or self._job.elastic is not None:
@@ -281,7 +285,23 @@ class ServersWay(EveryStep):
         if self._mode == "bsp":
             for handle in self._waiting:
                 handle.wait()
+        self._tell_links()
         self._emit(GradientsSynchronised(self._smaller.sent_bytes))
+
+    def _tell_staleness(self) -> None:
+        pulled = self.store.last
+        if pulled is not None and self._mode != "async":  # which knows no rounds
+            self._emit(ValuesPulled(pulled.round, pulled.staleness))
+
+    def _tell_links(self) -> None:
+        """When shards have moved it is told again. What compression makes of each block is not known beforehand."""
+        epoch = self.store.table.epoch
+        if epoch != self._told_epoch and not self._smaller:
+            keys = list(self._values if self.servers_step else self._averages.room)
+            sizes = self.store.bytes_by_server(keys)
+            me = f"worker {self._job.rank}"
+            self._emit(LinksPlanned(f"servers, {self._mode}", [[me, name, size] for name, size in sizes.items()]))
+        self._told_epoch = epoch
 
     def _push_the_rest(self, weights: Sequence[float]) -> None:
         rest = [index for bucket in self._buckets.rest() for index in bucket.indices]
@@ -297,7 +317,10 @@ class ServersWay(EveryStep):
         self._lodging.tell_script()
 
     def weigh(self, terms: float, otherwise: float) -> float:
-        self._weighed = terms or _NEARLY_NOUGHT * otherwise
+        """What compression left out counts by the sum of a step's weights: so they are terms a sample of the batch, and
+        where each sample is a term that sum is 1, for large and small batches."""
+        share = self._job.share if self._smaller else None
+        self._weighed = (terms if share is None else terms / share.of) or _NEARLY_NOUGHT * otherwise
         return self._weighed
 
     def _buffers(self, round_: int) -> dict[str, Tensor]:
@@ -328,7 +351,6 @@ class ServersWay(EveryStep):
             self.store.pull(self._buffers(0))  # of a checkpoint that was made when there was one key for each
         keys = self._values if self.servers_step else self._averages.room
         later = self._lodging.move_in(trained, keys, self._rule, loose, whole=self.workers_step)
-        self._follow_members()
         self._attendance.round = max(0, self.store.step - 1)
         if later and self.workers_step:
             raise ConfigError(
@@ -336,6 +358,9 @@ class ServersWay(EveryStep):
                 "parameters; use an elementwise optimizer without clip_norm, so that they do, or train without servers"
             )
         self._pull_all()
+        if self.workers_step and self._job.elastic is not None:
+            self.store.pull(self._averages.room)  # so that servers know that this worker begins
+        self._follow_members()
 
     def _pull_all(self) -> None:
         wanted = {**self._buffers(self._attendance.round), **(self._values if self.servers_step else {})}
@@ -359,6 +384,13 @@ class ServersWay(EveryStep):
         if self.servers_step:
             self._options.tell()
         self._smaller.scale(led=self.led)
+
+    def left_out(self) -> dict[str, Tensor]:
+        """What compression has left out of this worker's gradients so far, for a checkpoint."""
+        return self._smaller.state()
+
+    def load_left_out(self, state: Mapping[str, Tensor]) -> None:
+        self._smaller.load_state(state)
 
     def uneven(self) -> AbstractContextManager[None]:
         """In it some workers may take more steps than others: who goes on shares the batches of those who ended."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradtide.collective import Group
 from gradtide.errors import ConfigError
-from gradtide.events import Emit, GradientsSynchronised, Waiting
+from gradtide.events import Emit, GradientsSynchronised, LinksPlanned, Waiting
 from gradtide.kernels.combine import combine_for
 from gradtide.sync.in_group import InGroup
 from gradtide.sync.shared.flat import FlatRun, lay_out
@@ -68,6 +68,17 @@ class SharedParameters(InGroup):
             self._load_state()
         self._keeper = StateKeeper(trained.optimizer, _HELD, self.show_state, self._load_state)
         self._values_seen.remember_all(trained.parameters)
+        self._links = LinksPlanned("shared parameters", self._loads())
+
+    def _loads(self) -> list[list[str | int]]:
+        """What is handed over to the owner of each other share."""
+        loads: list[list[str | int]] = []
+        for owner in range(self._ranks):
+            runs = [self._flat.parts(i, *self._flat.share(owner, self._ranks)) for i in range(len(self._flat.starts))]
+            elements = sum(run.end - run.begin for found in runs for run in found)
+            if owner != self._rank:
+                loads.append([f"worker {self._rank}", f"worker {owner}", elements * self._dtype.itemsize])
+        return loads
 
     # --- a gradient's way ---
 
@@ -98,6 +109,8 @@ class SharedParameters(InGroup):
         self._group.barrier()
         if (self._digests != self._digests[0]).any():
             self._options.take(self._group)
+        if self._links is not None:
+            self._tell_links(self._emit)
         self._emit(GradientsSynchronised(self._given_bytes))
         used = [bool(by_anybody) for by_anybody in np.bitwise_or.reduce(self._used)]
         self._updating = True
@@ -126,7 +139,8 @@ class SharedParameters(InGroup):
         if edited is not None:
             raise ConfigError(
                 f"{self._trained.names[edited]} was changed outside of model.edit(), though all workers of this host "
-                "share it; put the change into `with model.edit():`, or make the model with share_parameters=False"
+                "share it; put the change into `with model.edit():`, or make the model with share_parameters=False (in "
+                "Lightning: GradtideStrategy(share_parameters=False))"
             )
 
     @contextmanager

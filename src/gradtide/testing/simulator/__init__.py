@@ -13,4 +13,6 @@ checkpoints.py what servers write, without a disk, and what a client that takes 
 scripts.py     what simulated workers and clients do
 history.py     what happened, and the checker
 outcome.py     what the servers hold in the end
+election/      several coordinators on one register
+compressed/    the same with keys that are compressed: real tensors, and whether everything counts once
 """

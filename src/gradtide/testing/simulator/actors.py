@@ -1,23 +1,25 @@
 """The shell of the simulator around clients: it moves messages and time, as sockets and clocks would."""
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradtide.store.client.operations import Done, Send, SessionInstruction, TellCoordinator
 from gradtide.store.client.session import Session
-from gradtide.store.wire.layouts import Layout
-from gradtide.store.wire.messages import KeySpec, Message, Pushed, Question, Reply, Table, encode
+from gradtide.store.rules.arithmetic import Arithmetic
+from gradtide.store.shard.shard_set import ShardSet
+from gradtide.store.wire.layouts import BlockLayout
+from gradtide.store.wire.messages import KeySpec, Message, Pushed, Question, Reply, Request, Table, encode
 from gradtide.testing.faults import COORDINATOR
 from gradtide.testing.simulator.checkpoints import CheckpointDisk
 from gradtide.testing.simulator.clock import VirtualClock
 from gradtide.testing.simulator.disk import Disk
 from gradtide.testing.simulator.history import Operated, Place, SimulationHistory
 from gradtide.testing.simulator.network import Network
-from gradtide.testing.simulator.numbers import DIGIT_BITS, Number
+from gradtide.testing.simulator.numbers import DIGIT_BITS, ExactArithmetic, Number
 from gradtide.testing.simulator.process import Process
 from gradtide.testing.simulator.wire import decode
 
@@ -28,8 +30,11 @@ __all__ = ["ClientActor", "Script", "World"]
 
 TICK_S = 0.2
 
+Unpack = Callable[[ShardSet[Any], Request, Sequence[Any]], Sequence[Any]]
+
 # A client's program: yields seconds to sleep, or the sequences of operations to wait for.
 Script = Callable[["ClientActor"], Generator[float | set[int], None, None]]
+StartClient = Callable[["World", Session[Any], Script], "ClientActor"]
 
 
 @dataclass(slots=True)
@@ -52,6 +57,10 @@ class World:
     starts: dict[str, int] = field(default_factory=dict)  # the number of its last start
     rates: dict[str, float] = field(default_factory=dict)  # how fast a machine's clock runs
     coming: int = 0  # clients that are about to be started again
+    arithmetic: Arithmetic[Any] = field(default_factory=ExactArithmetic)  # of the servers
+    start_client: "StartClient" = lambda world, session, script: ClientActor(world, session, script)
+    to_coordinator: "Callable[[str, Message], None] | None" = None  # where there are several
+    unpack: Unpack = lambda shard_set, message, values: values  # from what arrives at a server to values
 
     @property
     def table(self) -> Table | None:
@@ -59,6 +68,9 @@ class World:
         return self.disk.table
 
     def tell_coordinator(self, source: str, message: Message) -> None:
+        if self.to_coordinator is not None:
+            self.to_coordinator(source, message)
+            return
         wire = encode(message)
         coordinator = self.coordinator
         assert coordinator is not None
@@ -126,6 +138,8 @@ class World:
 class ClientActor(Process):
     """Runs a Session and a script; notes in the history what was asked and answered."""
 
+    keeps_what_is_left_out = False  # whether its keys are compressed
+
     def __init__(self, world: World, session: Session[Number], script: Script) -> None:
         super().__init__()
         self.world = world
@@ -133,7 +147,7 @@ class ClientActor(Process):
         self.finished = False
         self.open: dict[int, Operated] = {}
         self.pushes: Counter[str] = Counter()  # how often each key was pushed
-        self.layouts: dict[int, Layout] = {}  # of the open operations
+        self.layouts: dict[int, BlockLayout] = {}  # of the open operations
         self._then: dict[int, Callable[[Done[Number]], None]] = {}  # who wants to know how they ended
         self._waits: set[int] | None = None
         self.on_refused: Callable[[], None] = lambda: None  # it could not even begin
@@ -143,7 +157,7 @@ class ClientActor(Process):
         world.every_tick(lambda: self.deliver(self._tick), lambda: self.alive, session.client)
 
     @property
-    def _now_s(self) -> float:
+    def now_s(self) -> float:
         return self.world.now_s(self.session.client)
 
     @property
@@ -156,7 +170,7 @@ class ClientActor(Process):
     def init(self, spec: KeySpec) -> int:
         self.session.learn(spec)
         layout = self.session.layout((spec.key,))
-        sequence, told = self.session.init(spec, [Number(0, p.count) for p in layout.pieces], self._now_s)
+        sequence, told = self.session.init(spec, [Number(0, p.count) for p in layout.pieces], self.now_s)
         return self._asked(sequence, told, Operated(self.session.client, -1, sequence, "init", 0.0, ()))
 
     def push(self, keys: tuple[str, ...], weight: float = 1.0, *, pull: bool = False) -> int:
@@ -167,7 +181,7 @@ class ClientActor(Process):
         self.pushes.update(keys)
         numbers = [self._number(piece.key, digit) for piece in layout.pieces]
         values = [Number(number, piece.count) for number, piece in zip(numbers, layout.pieces, strict=True)]
-        sequence, told = self.session.push(layout, values, now_s=self._now_s, weight=weight, pull=pull)
+        sequence, told = self.session.push(layout, values, now_s=self.now_s, weight=weight, pull=pull)
         operated = self._operated(sequence, "push", layout)
         operated.pushed, operated.digit, operated.weight = (
             dict(zip(operated.places, numbers, strict=True)),
@@ -184,22 +198,26 @@ class ClientActor(Process):
 
     def pull(self, keys: tuple[str, ...]) -> int:
         layout = self.session.layout(keys)
-        sequence, told = self.session.pull(layout, now_s=self._now_s)
+        sequence, told = self.session.pull(layout, now_s=self.now_s)
         return self._asked(sequence, told, self._operated(sequence, "pull", layout))
 
+    def flush(self) -> set[int]:
+        """Push all that compression has left out: here it leaves nothing out."""
+        return set()
+
     def configure(self, key: str, rate: int, from_round: int) -> int:
-        sequence, told = self.session.configure(key, {"rate": rate}, from_round, self._now_s)
+        sequence, told = self.session.configure(key, {"rate": rate}, from_round, self.now_s)
         operated = Operated(self.session.client, -1, sequence, "configure", 0.0, ())
         self.world.history.rates[key] = (from_round, rate, operated)
         return self._asked(sequence, told, operated)
 
     def list_keys(self, then: Callable[[Done[Number]], None]) -> int:
-        sequence, told = self.session.keys("", self._now_s)
+        sequence, told = self.session.keys("", self.now_s)
         return self._asked_servers(sequence, told, "keys", then)
 
     def ask(self, question: Question, then: Callable[[Done[Number]], None]) -> int:
         """Something that every server is asked."""
-        sequence, told = self.session.ask(question, self._now_s)
+        sequence, told = self.session.ask(question, self.now_s)
         return self._asked_servers(sequence, told, "ask", then)
 
     def _asked_servers(
@@ -216,7 +234,7 @@ class ClientActor(Process):
         self._do(told)
         return until
 
-    def _operated(self, sequence: int, kind: str, layout: Layout) -> Operated:
+    def _operated(self, sequence: int, kind: str, layout: BlockLayout) -> Operated:
         operation = self.session.operations.get(sequence)  # None: what it builds on was lost, and it is over already
         self.layouts[sequence] = layout
         places = tuple[Place, ...]((piece.key, piece.block) for piece in layout.pieces)
@@ -232,19 +250,19 @@ class ClientActor(Process):
     # --- for the world ---
 
     def hear(self, message: Message) -> None:
-        self._do(self.session.hear(message, self._now_s))
+        self._do(self.session.hear(message, self.now_s))
 
     def receive(self, server: str, message: Reply, values: tuple[Number, ...]) -> None:
         operated = self.open.get(message.sequence)
         if isinstance(message, Pushed) and operated is not None and operated.kind == "push" and not operated.round:
             self.world.history.note_ack(self.session.client, server, message)
-        self._do(self.session.receive(server, message, values, self._now_s))
+        self._do(self.session.receive(server, message, values, self.now_s))
 
     def lost(self, server: str) -> None:
-        self.deliver(lambda: self._do(self.session.lost(server, self._now_s)))
+        self.deliver(lambda: self._do(self.session.lost(server, self.now_s)))
 
     def _tick(self) -> None:
-        self._do(self.session.tick(self._now_s))
+        self._do(self.session.tick(self.now_s))
         if self.session.ready and not self._started:
             self._started = True
             self._resume()
@@ -281,11 +299,14 @@ class ClientActor(Process):
         if operated.kind in ("push", "pull") and not operated.round and done.refused is None:
             operated.versions = dict(done.versions)
         if done.values and done.refused is None:
-            for part in self.layouts.pop(done.sequence).parts:
-                for piece, value in zip(part.pieces, done.values[part.shard], strict=True):
-                    operated.values[piece.key, piece.block] = value.number
+            self._note_values(operated, done)
         if then := self._then.pop(done.sequence, None):
             then(done)
+
+    def _note_values(self, operated: Operated, done: Done[Number]) -> None:
+        for part in self.layouts.pop(done.sequence).parts:
+            for piece, value in zip(part.pieces, done.values[part.shard], strict=True):
+                operated.values[piece.key, piece.block] = value.number
 
     def _resume(self) -> None:
         if not self.alive or self.finished:

@@ -4,17 +4,19 @@ A write takes its time, and sometimes fails. Everybody's files are on one disk, 
 file of the same name again writes over it. When a client commits, what its manifest names is noted for the checker.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradtide.checkpoint.entries import FileEntry, ShardEntry
 from gradtide.errors import StoreError
 from gradtide.store.client.checkpointing import TRIES, CutPassed, agreed_answers, round_of_try
 from gradtide.store.client.operations import Done
-from gradtide.store.wire.messages import BeginCut, BlockImage, CollectCut, CutWritten, Pushed, Snapshot
+from gradtide.store.rules.tensors import bytes_of
+from gradtide.store.wire.messages import BeginCut, BlockImage, CollectCut, CutWritten, KeySpec, Pushed, Snapshot
 from gradtide.testing.simulator.history import CutShard, Final, Place, TakenCut
 from gradtide.testing.simulator.numbers import Number
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from gradtide.testing.simulator.actors import ClientActor
     from gradtide.testing.simulator.processes import HostActor
 
-__all__ = ["CheckpointDisk", "SimulatedWriting", "take_checkpoint"]
+__all__ = ["CheckpointDisk", "SimulatedWriting", "final_of", "take_checkpoint"]
 
 Steps = Generator[float | set[int], None, None]
 
@@ -54,7 +56,7 @@ class SimulatedWriting:
         self.failed = ""
         self.over = False
 
-    def add(self, word: Snapshot, values: Sequence[Number]) -> None:
+    def add(self, word: Snapshot, values: Sequence[Any]) -> None:
         self._copied.append(_as_cut_shard(word, values, self._forgotten_clients()))
         rounds = [image.closed for image in word.blocks if image.created.spec.delay is not None]
         version = word.version
@@ -99,9 +101,11 @@ class SimulatedWriting:
         return frozenset(name for name, client in clients.items() if absent.includes(client.session.incarnation))
 
 
-def _as_cut_shard(word: Snapshot, values: Sequence[Number], forgotten: frozenset[str]) -> CutShard:
-    """As the checker wants it: the values are whole numbers, one a block."""
-    blocks = {_place(image): _final(image, value) for image, value in zip(word.blocks, values, strict=True)}
+def _as_cut_shard(word: Snapshot, values: Sequence[Any], forgotten: frozenset[str]) -> CutShard:
+    """As the checker wants it."""
+    blocks, left = dict[Place, Final](), iter(values)
+    for image in word.blocks:
+        blocks[_place(image)] = _final(image, [next(left) for _ in range(image.values)])
     applied = {
         record.client: frozenset({a.sequence for a in record.answers if isinstance(a, Pushed)}.union(record.partial))
         for record in word.records
@@ -113,9 +117,22 @@ def _place(image: BlockImage) -> Place:
     return image.created.spec.key, image.created.block
 
 
-def _final(image: BlockImage, value: Number) -> Final:
+def _final(image: BlockImage, values: Sequence[Any]) -> Final:
     counted = {round_: frozenset(workers) for round_, workers in image.counted}
-    return Final(image.created.spec, value.number, image.closed, counted)
+    return final_of(
+        image.created.spec, values[0], image.closed, counted, dict(zip(image.names, values[1:], strict=True))
+    )
+
+
+def final_of(
+    spec: KeySpec, value: Any, closed: int, counted: Mapping[int, frozenset[int]], beside: Mapping[str, Any]
+) -> Final:
+    """A block as the checker wants it: in most runs its value is a whole number, and nothing is beside it."""
+    if isinstance(value, Number):
+        return Final(spec, value.number, closed, counted)
+    tensors = {"value": value, **beside}
+    digest = blake2b(b"".join(map(bytes_of, tensors.values())), digest_size=8)
+    return Final(spec, int.from_bytes(digest.digest(), "little"), closed, counted, tensors)
 
 
 def take_checkpoint(actor: "ClientActor") -> Steps:

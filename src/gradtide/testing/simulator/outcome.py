@@ -1,12 +1,13 @@
 """What the servers of a run hold in the end: the primaries' values, and whether every replica has the same."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from gradtide.store.shard.shard import Shard
 from gradtide.store.wire.messages import Table
 from gradtide.testing.simulator.actors import World
+from gradtide.testing.simulator.checkpoints import final_of
 from gradtide.testing.simulator.history import Final, Violation
-from gradtide.testing.simulator.numbers import Number
 
 __all__ = ["finals", "is_whole", "kept_records", "lost_shards"]
 
@@ -20,7 +21,9 @@ def finals(world: World) -> dict[tuple[str, int], Final]:
             if table is None or (table.lost and table.lost[number]) or not _leads(table, actor.host.name, number):
                 continue
             for place, block in shard.blocks.items():
-                found[place] = Final(block.spec, block.state.value().number, block.closed, dict(block.counted))
+                copies = {name: actor.host.arithmetic.copy(value) for name, value in block.state.beside().items()}
+                value = actor.host.arithmetic.copy(block.state.value())
+                found[place] = final_of(block.spec, value, block.closed, dict(block.counted), copies)
     return found
 
 
@@ -45,20 +48,29 @@ def is_whole(world: World, replicas: int) -> bool:
     return True
 
 
-def _copies(world: World, table: Table, number: int) -> Iterator[Shard[Number] | None]:
+def _copies(world: World, table: Table, number: int) -> Iterator[Shard[Any] | None]:
     for i in table.backups[number] if table.backups else ():
         yield world.hosts[table.servers[i].name].host.replication.replicas.get(number)
 
 
-def _same(shard: Shard[Number], copy: Shard[Number] | None) -> bool:
+def _same(shard: Shard[Any], copy: Shard[Any] | None) -> bool:
     if copy is None:
         return not shard.blocks
     return shard.position == copy.position and _content(shard) == _content(copy)
 
 
-def _content(shard: Shard[Number]) -> object:
+def _content(shard: Shard[Any]) -> object:
+    digest = shard.arithmetic.digest
     return [
-        (place, block.state.value(), block.closed, block.counted, block.changes, block.state.arguments())
+        (
+            place,
+            digest(block.state.value()),
+            block.closed,
+            block.counted,
+            block.changes,
+            block.state.arguments(),
+            {name: digest(value) for name, value in block.state.beside().items()},
+        )
         for place, block in sorted(shard.blocks.items())
     ]
 

@@ -1,7 +1,7 @@
 """The shells of the simulator around servers and coordinator: processes that can be killed, stopped and started."""
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from gradtide.errors import OutputError, StoreError
 from gradtide.store.coordinator.clerk import Clerk
@@ -30,7 +30,6 @@ from gradtide.testing.simulator.actors import World
 from gradtide.testing.simulator.checkpoints import SimulatedWriting
 from gradtide.testing.simulator.disk import Disk
 from gradtide.testing.simulator.history import Violation
-from gradtide.testing.simulator.numbers import ExactArithmetic, Number
 from gradtide.testing.simulator.process import Process
 from gradtide.testing.simulator.wire import decode
 
@@ -95,7 +94,7 @@ class CoordinatorActor(Process):
             raise OutputError("it died in the middle of it: the old one stays")
         self.disk.write(record)
         if self.has_its_own_journal:
-            self._note(record)
+            self.note(record)
         if self.dies:
             self.kill()
 
@@ -120,7 +119,7 @@ class CoordinatorActor(Process):
         if actor.host.epoch > self.membership.epoch:
             broken.append(Violation("journal", f"{tell.name}, which knows more, was told {tell.message}"))
 
-    def _note(self, record: Record) -> None:
+    def note(self, record: Record) -> None:
         history = self.world.history
         if record.table is not None:
             self._note_struck_off(history.tables.get(record.table.epoch - 1), record.table)
@@ -155,8 +154,8 @@ class HostActor(Process):
     def __init__(self, world: World, name: str, expected: int, incarnation: int = 1, replicas: int = 0) -> None:
         super().__init__()
         self.world = world
-        self.host: ShardSet[Number] = ShardSet(
-            name, incarnation, name, ExactArithmetic(), expected, replicas=replicas, options=_OPTIONS
+        self.host: ShardSet[Any] = ShardSet(
+            name, incarnation, name, world.arithmetic, expected, replicas=replicas, options=_OPTIONS
         )
         self.cutter = Cutter(
             self.host,
@@ -198,23 +197,24 @@ class HostActor(Process):
 
         self.deliver(up)
 
-    def hear_server(self, message: ServerMessage, values: Sequence[Number]) -> None:
+    def hear_server(self, message: ServerMessage, values: Sequence[Any]) -> None:
         self._answer(self.host.hear_server(message, values, self.world.now_s(self.host.name)))
 
-    def receive(self, message: Request | Question, values: Sequence[Number]) -> None:
+    def receive(self, message: Request | Question, values: Sequence[Any]) -> None:
         if isinstance(message, BeginCut | CollectCut):
             self._answer(self.cutter.handle(message, self.world.now_s(self.host.name)))
         else:
-            self._answer(self.host.handle(message, values))
+            self._answer(self.host.handle(message, self.world.unpack(self.host, message, values)))
         self._poll_cutter()
 
     def _tell(self, words: Iterable[Message]) -> None:
         for word in words:
             self.world.tell_coordinator(self.host.name, word)
 
-    def _answer(self, answers: Iterable[Answer[Number]]) -> None:
+    def _answer(self, answers: Iterable[Answer[Any]]) -> None:
         for answer in answers:
-            client, wire, values = self.world.clients[answer.client], encode(answer.message), answer.values
+            client, wire = self.world.clients[answer.client], encode(answer.message)
+            values = self._copies(answer.values)
             self.world.network.send(
                 self.host.name,
                 answer.client,
@@ -224,9 +224,13 @@ class HostActor(Process):
 
     def _replicate(self) -> None:
         for send in self.host.take_outbox():
-            target, wire, values = self.world.hosts[send.name], encode(send.message), send.values
+            target, wire, values = self.world.hosts[send.name], encode(send.message), self._copies(send.values)
             self.world.network.send(
                 self.host.name,
                 send.name,
                 lambda t=target, w=wire, v=values: t.deliver(lambda: t.hear_server(decode(w), v)),  # type: ignore[misc]
             )
+
+    def _copies(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """As they are when they are sent."""
+        return tuple(map(self.world.arithmetic.copy, values))

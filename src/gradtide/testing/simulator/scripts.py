@@ -1,6 +1,6 @@
 """What simulated clients do: workers step through rounds, others push and pull as they like."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -12,6 +12,7 @@ from gradtide.testing.simulator.checkpoints import take_checkpoint
 __all__ = ["WorkerPlan", "async_specs", "client_script", "round_specs", "worker_script"]
 
 Steps = Generator[float | set[int], None, None]
+_PATIENCE = 30  # tenths of a second
 
 
 def round_specs(delay: int) -> tuple[KeySpec, ...]:
@@ -78,6 +79,9 @@ def worker_script(plan: WorkerPlan) -> Script:
                 until = actor.announce_leave()
             went = until and actor.session.step >= until
             if went or (plan.goes_after and not until and actor.session.step - first + 1 >= plan.goes_after):
+                for _ in range(_PATIENCE if actor.keeps_what_is_left_out else 0):
+                    if actor.open:  # who waits for its last push leaves nothing behind
+                        yield 0.1
                 if plan.says_goodbye:
                     actor.leave()
                 actor.kill()
@@ -96,12 +100,19 @@ def _push_step(actor: ClientActor, random: Random, keys: tuple[str, ...]) -> set
     return pushed if random.random() < 0.3 else set()
 
 
-def client_script(seed: int, operations: int, pause_s: float = 0.02, saves_at: frozenset[int] = frozenset()) -> Script:
+def client_script(
+    seed: int,
+    operations: int,
+    pause_s: float = 0.02,
+    saves_at: frozenset[int] = frozenset(),
+    specs: Sequence[KeySpec] | None = None,
+) -> Script:
     """Pushes and pulls in no order, several at once; before some of them it takes a checkpoint."""
 
     def script(actor: ClientActor) -> Steps:
-        random = Random(seed)
-        yield {actor.init(spec) for spec in async_specs()}
+        random, chosen = Random(seed), specs or async_specs()
+        first, second = (spec.key for spec in chosen)
+        yield {actor.init(spec) for spec in chosen}
         open_: set[int] = set()
         for number in range(operations):
             if number in saves_at:
@@ -109,17 +120,19 @@ def client_script(seed: int, operations: int, pause_s: float = 0.02, saves_at: f
             choice = random.random()
             if choice < 0.5:
                 open_.add(
-                    actor.push(("sum", "last") if random.random() < 0.5 else ("sum",), pull=random.random() < 0.2)
+                    actor.push((first, second) if random.random() < 0.5 else (first,), pull=random.random() < 0.2)
                 )
             elif choice < 0.6:
-                open_.add(actor.push(("last",)))
+                open_.add(actor.push((second,)))
             elif choice < 0.9:
-                open_.add(actor.pull(("sum",)))
+                open_.add(actor.pull((first,)))
             else:
                 yield open_
                 open_ = set()
             if random.random() < 0.5:
                 yield random.expovariate(1 / pause_s)
         yield open_
+        if seed % 2 == 0 and (left := actor.flush()):
+            yield left
 
     return script

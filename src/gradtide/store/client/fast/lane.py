@@ -11,7 +11,7 @@ from gradtide.store.client.pending import Pending
 from gradtide.store.client.session import Session
 from gradtide.store.client.tensors.values import Destination, PieceMap
 from gradtide.store.rules.tensors import bytes_of
-from gradtide.store.wire.layouts import Layout
+from gradtide.store.wire.layouts import BlockLayout
 from gradtide.store.wire.message_templates import Template
 from gradtide.store.wire.messages import KeySpec, Push, ServerEntry
 
@@ -154,7 +154,7 @@ class Lane:
 
 
 def _request(
-    session: Session[memoryview], layout: Layout, spec: KeySpec, weight: float | None
+    session: Session[memoryview], layout: BlockLayout, spec: KeySpec, weight: float | None
 ) -> tuple[ServerEntry, Push] | None:
     """A push of one piece that also pulls, and to whom; None when that needs the general way."""
     table = session.table

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradtide.errors import DataError, FrameError, PeerTimeout
+from gradtide.errors import DataError, FrameError, NotMember, PeerTimeout
 from gradtide.store.client.engine import Engine
 from gradtide.store.client.operations import Done
 from gradtide.store.client.pending import AskAgain, Pending, raise_if_refused
@@ -22,8 +22,8 @@ from gradtide.store.client.tensors.residuals import Change, PushResiduals, Shrun
 from gradtide.store.client.tensors.values import Destination, PieceMap
 from gradtide.store.rules.codecs import BlockCodec, answers_whole, block_codec, draw_of
 from gradtide.store.rules.tensors import DTYPES, bytes_of
-from gradtide.store.wire.layouts import Layout
-from gradtide.store.wire.messages import KeySpec, Piece, Version
+from gradtide.store.wire.layouts import BlockLayout
+from gradtide.store.wire.messages import NO_WORKER, KeySpec, Piece, Version
 from gradtide.store.wire.placement import block_count, block_elements, block_span, shard_of
 
 __all__ = ["StoreCompression"]
@@ -77,7 +77,7 @@ class StoreCompression:
 
             def begin(now_s: float) -> Any:
                 layout = session.layout(keys, None, made.encoded)
-                told = session.push(layout, made.values, now_s=now_s, weight=weight)
+                told = session.push(layout, made.values, now_s=now_s, weight=weight, settles=bool(made.changes))
                 self.residuals.put_all(made.changes)
                 return told
 
@@ -160,18 +160,22 @@ class StoreCompression:
             return begin(now_s, whole=True)
 
         def finish(done: Done[memoryview]) -> Any:
-            if done.refused is not None and done.refused.reason == "whole" and not receiving.whole:
+            asks_again = done.refused is not None and done.refused.reason == "whole" and not receiving.whole
+            if asks_again and session.ready:
                 raise AskAgain(again)
             for key in keys:
                 if self._pulls.get(key) is pending:
                     del self._pulls[key]
             if done.refused is None:
                 receiving.finish()
+            if asks_again:  # who hears this is who would have to hear that it is in again: it can't wait for that
+                raise NotMember(f"worker {session.worker} was struck off while it pulled; pull again")
             return result(done)
 
         pending: Pending[Any] = Pending(self._engine, what, finish, receiving.targets)
         with self._engine.lock:
-            self._pulls.update(dict.fromkeys(keys, pending))
+            if session.worker != NO_WORKER:  # nobody else is given anything by rounds
+                self._pulls.update((key, pending) for key in keys if session.specs[key].delay is not None)
         self._engine.start(pending, begin)
         return pending
 
@@ -180,7 +184,7 @@ class StoreCompression:
         table = self._session.table
         return table.lost[shard] if table is not None and table.lost else 0
 
-    def layout(self, keys: Sequence[str], rows: slice | None, encoded: frozenset[str]) -> Layout:
+    def layout(self, keys: Sequence[str], rows: slice | None, encoded: frozenset[str]) -> BlockLayout:
         return self._session.layout(keys, rows, encoded)
 
     # --- residuals, for who keeps them ---
@@ -197,8 +201,11 @@ class StoreCompression:
             whole[key].view(-1)[start : start + values.numel()] = values
         return whole
 
-    def add_residuals(self, more: Mapping[str, Tensor]) -> None:
-        """To what is left out already."""
+    def add_residuals(self, more: Mapping[str, Tensor], *, instead: bool) -> None:
+        """To what is left out already, or instead of it."""
+        if instead:
+            with self._engine.lock:
+                self.residuals.clear()
         for key, values in more.items():
             flat = values.detach().to("cpu").reshape(-1)
             item, count = flat.element_size(), flat.numel()
@@ -229,7 +236,7 @@ class _Receiving:
         self._bodies: dict[int, Tensor] = {}  # by piece: where encoded ones are received
         self._bases: dict[int, Tensor | None] = {}  # by piece: what they are added to
 
-    def begin(self, step: int, *, whole: bool) -> Layout:
+    def begin(self, step: int, *, whole: bool) -> BlockLayout:
         """Under the engine's lock: what is asked for."""
         self.step, self.whole = step, whole
         keys, copies = self._piece_map.layout.keys, self._owner.copies

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from gradtide.store.rules.tensors import bytes_of
-from gradtide.store.wire.layouts import Gathered, Layout
+from gradtide.store.wire.layouts import BlockLayout, Gathered
 
 __all__ = ["Packed", "pack"]
 
@@ -65,7 +65,10 @@ class Packed:
 
 
 def pack(
-    layout: Layout, places: Sequence[tuple[int, int, int]], shapes: Sequence[tuple[int, ...]], dtypes: set[torch.dtype]
+    layout: BlockLayout,
+    places: Sequence[tuple[int, int, int]],
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: set[torch.dtype],
 ) -> Packed | None:
     """`places`: by piece, which key it is of. None where keys can't be packed."""
     if len(shapes) < _FEWEST or len(places) != len(shapes) or len(dtypes) != 1:

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradtide.errors import ConfigError, StoreError
 from gradtide.store.client.tensors.packed import Packed, pack
 from gradtide.store.rules.tensors import DTYPES, bytes_of, dtype_name
-from gradtide.store.wire.layouts import ITEM_BYTES, Gathered, Layout
+from gradtide.store.wire.layouts import ITEM_BYTES, BlockLayout, Gathered
 from gradtide.store.wire.messages import KeySpec
 from gradtide.store.wire.placement import block_elements
 
@@ -25,7 +25,7 @@ Values = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 class PieceMap:
     """Where the pieces of a layout lie in the tensors of its keys. Worked out once for each set of keys."""
 
-    layout: Layout
+    layout: BlockLayout
     specs: tuple[KeySpec, ...]  # by key
     dtypes: tuple[torch.dtype, ...]
     shapes: tuple[tuple[int, ...], ...]  # of the tensors: with rows, of those rows
@@ -36,7 +36,7 @@ class PieceMap:
     compressed: bool  # some of its keys are
 
 
-def make_piece_map(layout: Layout, specs: Sequence[KeySpec], rows: slice | None) -> PieceMap:
+def make_piece_map(layout: BlockLayout, specs: Sequence[KeySpec], rows: slice | None) -> PieceMap:
     position = {spec.key: i for i, spec in enumerate(specs)}
     shapes = tuple(_rows_of(spec, rows) for spec in specs)
     places = []

@@ -36,7 +36,9 @@ from gradtide.store.wire.messages.members import (
     Beat,
     CaughtUp,
     Decree,
+    Elsewhere,
     Gone,
+    Happened,
     Health,
     Inspect,
     Inspected,
@@ -106,8 +108,9 @@ from gradtide.store.wire.messages.requests import (
 
 __all__ = [
     "NO_WORKER", "RETRYABLE", "Absent", "Argument", "Beat", "BeginCut", "BlockImage", "Came", "CaughtUp", "CollectCut",
-    "Configure", "Configured", "Created", "CutBegun", "CutWritten", "Decree", "Fenced", "Gone", "Health", "Init",
-    "Initialised", "Inspect", "Inspected", "Join", "KeyInfo", "KeySpec", "Keys", "Lagging", "Leave", "Listed",
+    "Configure", "Configured", "Created", "CutBegun", "CutWritten", "Decree", "Elsewhere", "Fenced", "Gone",
+    "Happened", "Health", "Init", "Initialised", "Inspect", "Inspected", "Join", "KeyInfo", "KeySpec", "Keys",
+    "Lagging", "Leave", "Listed",
     "Member", "Message", "Noted", "OpenRound", "Part", "PeerState", "Piece", "Promise", "Propose", "Pull", "Pulled",
     "Push", "Pushed", "Question", "Reason", "RecordImage", "Refused", "Replicate", "Replicated", "Reply", "Request",
     "Resize", "Resized", "RoundsClosed", "ServerEntry", "ServerMessage", "Settled", "Slot", "Snapshot", "Source",
@@ -123,6 +126,7 @@ Message = (
     Init | Push | Pull | Configure | Keys | Initialised | Pushed | Pulled | Noted | Refused | Listed
     | Join | Leave | Beat | Welcome | Table | Propose | Promise | Decree | Gone | CaughtUp | Lagging
     | Replicate | Replicated | Snapshot | Fenced | Inspect | Inspected | Health | Resize | Resized
+    | Elsewhere
     | BeginCut | CollectCut | CutBegun | CutWritten
 )  # fmt: skip
 

@@ -3,6 +3,8 @@
 import secrets
 from typing import Literal
 
+import msgspec
+
 from gradtide.store.wire.messages.parts import NO_WORKER, Wire
 
 # --- with the coordinator ---
@@ -66,6 +68,14 @@ class Welcome(Wire, frozen=True, tag=43):
     text: str = ""
     clock_s: float = 0.0  # of the beat that this answers
     token: int = 0  # of the Join that this answers
+
+
+class Elsewhere(Wire, frozen=True, tag=72):
+    """Of a coordinator that does not lead, whatever it was asked: `leader` does, as far as is known here; nobody, as
+    far as is known, if that is empty. `text`: what is wrong, if something is."""
+
+    leader: str = ""
+    text: str = ""
 
 
 class ServerEntry(Wire, frozen=True):
@@ -233,6 +243,15 @@ class PeerState(Wire, frozen=True):
     worker: int
 
 
+class Happened(Wire, frozen=True):
+    """An event of the store (events.py), and how long ago it was."""
+
+    number: int
+    ago_s: float
+    event: str
+    fields: dict[str, str | int | list[int]]
+
+
 class Inspected(Wire, frozen=True, tag=52):
     """How a coordinator is."""
 
@@ -243,6 +262,8 @@ class Inspected(Wire, frozen=True, tag=52):
     decree: Decree | None
     expected_servers: int
     worries: tuple[str, ...] = ()  # what makes the store less safe than it could be, by this process's doing
+    happened: tuple[Happened, ...] = ()  # the latest events
+    failures: dict[str, int] = msgspec.field(default_factory=dict)  # how many members were lost since it began, by role
 
 
 class OpenRound(Wire, frozen=True):

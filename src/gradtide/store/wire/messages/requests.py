@@ -121,13 +121,15 @@ class Pushed(Wire, frozen=True, tag=21):
 
 
 class Pulled(Wire, frozen=True, tag=22):
-    """The values. `staleness`: how many rounds before the asked step are missing in them (0 in bsp)."""
+    """The values. `staleness`: how many rounds before the asked step are missing in them (0 in bsp). `decree`: the one
+    that says who is in the asked step, or a later one."""
 
     sequence: int
     shard: int
     version: Version
     round: int = 0
     staleness: int = 0
+    decree: int = 0
 
 
 Reason = Literal[

@@ -1,0 +1,60 @@
+"""For loops of one's own: who this worker is, and a mean over all; under plain `python` too, as one worker."""
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from gradtide.errors import ConfigError
+from gradtide.sync.job import current_job
+
+__all__ = ["is_main", "mean_over_workers", "rank", "workers"]
+
+T = TypeVar("T", float, Tensor, dict[str, float])
+
+
+def rank() -> int:
+    """Which of the job's workers this is, from 0."""
+    return current_job().rank
+
+
+def workers() -> int:
+    """How many workers the job has; 1 under plain `python`."""
+    return current_job().size
+
+
+def is_main() -> bool:
+    """Whether this worker is the one that prints and writes what one of them is to."""
+    return rank() == 0
+
+
+def mean_over_workers(value: T, weight: float = 1.0) -> T:
+    """The mean of all workers' values, on all of them: of a number, a tensor (floating), or a dict of numbers.
+
+    `weight` is what this worker's counts, the samples that it is a mean over, say. All workers call it.
+    """
+    if isinstance(value, dict):
+        names = sorted(value)
+        numbers = _mean(torch.tensor([float(value[name]) for name in names], dtype=torch.float64), weight).tolist()
+        found = dict(zip(names, numbers, strict=True))
+        return {name: found[name] for name in value}
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise ConfigError(f"a mean of {value.dtype} is no {value.dtype}; give value.double()")
+        return _mean(value.detach().clone(), weight)
+    return float(_mean(torch.tensor([float(value)], dtype=torch.float64), weight))
+
+
+def _mean(values: Tensor, weight: float) -> Tensor:
+    if not weight >= 0:
+        raise ConfigError(f"weight={weight!r}; it must be 0 or more")
+    group = current_job().group
+    if group is None:
+        return values
+    # Every product is computed in float64, so that all workers have the same and equal values stay what they are.
+    sums: Tensor = group.all_reduce(
+        torch.cat([values.double().cpu().flatten() * weight, torch.tensor([float(weight)]).double()])
+    )
+    if not float(sums[-1]):
+        raise ConfigError("mean_over_workers: the weights of all workers are 0; give one of them something")
+    return (sums[:-1] / sums[-1]).view(values.shape).to(values)
