@@ -5,6 +5,7 @@ import gc
 import os
 import threading
 import time
+from itertools import product
 
 import pytest
 import torch
@@ -28,13 +29,6 @@ def apart():
         started.run(move, SIZE, hosts)
         yield started
         started.close()
-
-
-@pytest.fixture(params=["in clear", "encrypted"])
-def ready(request, apart, tmp_path):
-    make_secret_file(tmp_path / "job.secret")
-    apart.run(encrypt, SIZE, str(tmp_path / "job.secret"), request.param == "encrypted")
-    return apart
 
 
 def encrypt(rank, size, path, on):
@@ -88,10 +82,21 @@ def under_way(rank, size, leaving, how, times):
     return max(closing for closing, _ in took), max(ending for _, ending in took), more
 
 
-@pytest.mark.parametrize("how", ["close", "abort"])
-@pytest.mark.parametrize("leaving", [[2], [0, 1, 2, 3]])
-def test_a_group_that_is_closed_with_messages_under_way_ends_them_and_leaves_nothing(ready, leaving, how):
-    for closing_s, ending_s, more in ready.run(under_way, SIZE, leaving, how, 1):
+def ways_to_leave():
+    """By default every two values of these three meet once; the other half, which pairs them again, is slow."""
+    for encrypted, leaving, how in product([False, True], [[2], [0, 1, 2, 3]], ["close", "abort"]):
+        repeats = (encrypted + (len(leaving) > 1) + (how == "abort")) % 2
+        name = f"{'encrypted' if encrypted else 'in clear'}-{len(leaving)} leaving-{how}"
+        yield pytest.param(encrypted, leaving, how, marks=[pytest.mark.slow] if repeats else [], id=name)
+
+
+@pytest.mark.parametrize(("encrypted", "leaving", "how"), list(ways_to_leave()))
+def test_a_group_that_is_closed_with_messages_under_way_ends_them_and_leaves_nothing(
+    apart, tmp_path, encrypted, leaving, how
+):
+    make_secret_file(tmp_path / "job.secret")
+    apart.run(encrypt, SIZE, str(tmp_path / "job.secret"), encrypted)
+    for closing_s, ending_s, more in apart.run(under_way, SIZE, leaving, how, 1):
         assert closing_s < at_most(15)
         assert ending_s < at_most(15)
         assert more == [0, 0]

@@ -1,6 +1,6 @@
 """Links between hosts: whatever the hosts, the operation, the type and the size, the bits are those of one host."""
 
-from functools import reduce
+from functools import cache, reduce
 from itertools import pairwise
 
 import cases
@@ -31,6 +31,8 @@ PLACES = {"two": [0, 1], "three": [0, 1, 2], "uneven": [0, 0, 1, 2]}
 # Where others have, or a host's ranks do not stand together, sums of floats are those of the hosts, in another order.
 PLACES |= {"mixed": [0, 1, 0, 2], "pairs": [0, 0, 1, 1], "crossed": [0, 1, 1, 0]}
 BY_RANK = ("two", "three", "uneven")
+# One rank a host on three hosts, and two hosts whose ranks do not stand together: both are in what is there by default.
+REPEATS = ("three", "crossed")
 FLOWS = (1, 3)
 
 
@@ -56,7 +58,10 @@ def three_hosts():
         yield hosts
 
 
-@pytest.fixture(scope="module", params=PLACES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in REPEATS else []) for name in PLACES],
+)
 def apart(request, three_hosts):
     """Ranks on two or three hosts, in a group."""
     where = PLACES[request.param]
@@ -106,12 +111,15 @@ def test_between_hosts_every_rank_gets_bit_for_bit_what_one_host_gives(apart, op
     run()
 
 
+@cache  # drawn once by a rank, and not for each type and number of flows
+def drawn(rank, count):
+    return torch.randn(count, generator=torch.Generator().manual_seed(rank)) * 100
+
+
 def cut_anywhere(rank, size, where, dtype, cuts):
     """Twice the size of a chunk, and more."""
     group, count = group_of(rank, size), 2_300_003
-    all_of_them = [
-        (torch.randn(count, generator=torch.Generator().manual_seed(r)) * 100).to(dtype) for r in range(size)
-    ]
+    all_of_them = [drawn(r, count).to(dtype) for r in range(size)]
     hosts = [[all_of_them[r] for r in range(size) if where[r] == host] for host in dict.fromkeys(where)]
     expected = reduce(torch.add, [reduce(torch.add, tensors) for tensors in hosts])
     pieces = all_of_them[rank].clone()

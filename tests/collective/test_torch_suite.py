@@ -64,6 +64,11 @@ def start():
         each.close()
 
 
+def test_some_of_what_gloo_passes_gradtide_passes(start):
+    start("gradtide", 3, LISTS["some_of_size_3"]).assert_passed(400)
+
+
+@pytest.mark.slow
 def test_what_gloo_passes_gradtide_passes(start):
     """Two at a time: the tests mostly wait for their own processes."""
     runs = [start("gradtide", 3, LISTS["world_size_3"][half::2]) for half in range(2)]
@@ -76,6 +81,7 @@ def test_the_lists_name_every_test_once():
     listed = [*LISTS["world_size_3"], *LISTS["world_size_4"], *LISTS["like_mpi"]]
     listed += [name for reason in LISTS["left_out"] for name in reason["tests"]]
     assert len(listed) == len(set(listed))
+    assert set(LISTS["some_of_size_3"]) < set(LISTS["world_size_3"])
     assert {name for gate in LISTS["gates"] for name in gate["tests"]} <= set(listed)
 
 

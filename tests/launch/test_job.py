@@ -58,6 +58,21 @@ def test_a_dead_worker_is_started_again_once_it_is_gone():
     assert stop == Stop((0,))
 
 
+def test_nobody_is_started_again_when_another_has_come_to_the_end():
+    enough, short = JobState(2, 1, 5), JobState(2, 2, 5)
+    for job in (enough, short):
+        job.finished = True
+        job.ended(0, 0, 1.0)
+    show, go_on = enough.ended(1, -9, 1.1)
+    assert (show.failure.rank, go_on) == (1, GoOn(1, 1))
+    assert not enough.running
+    assert aftermath(enough) == ["done, without worker 1"]
+    assert enough.exit_code() == 0
+    short.ended(1, -9, 1.1)
+    assert not short.running
+    assert short.exit_code() == 137, "both were needed"
+
+
 def test_two_that_fail_at_once_need_two_restarts():
     job, first, second = JobState(3, 3, 1), failure(0), failure(1)
     assert job.reported(first) == [Show(first)]

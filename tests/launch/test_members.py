@@ -100,3 +100,32 @@ def test_who_was_added_when_nobody_is_left_who_knows_is_let_go():
     decree = members.decree({4})
     assert decree is not None
     assert decree.ranks == ()
+
+
+def test_who_was_started_again_is_stranded_only_when_all_have_asked_and_nobody_knows():
+    members = Members(generation=3)
+    members.added.add(4)
+    members.asked(Ask(1, 0), 0.0)
+    members.asked(Ask(4, 0), 0.0)
+    assert members.stranded({1, 2, 4}) == (), "worker 2 is still at work"
+    assert members.stranded({1, 4}) == (1,), "worker 4 was added, and is let go"
+    members.asked(Ask(2, 3), 0.0)
+    assert members.stranded({1, 2, 4}) == (), "worker 2 knows"
+    assert Members().stranded(set()) == ()
+
+
+def test_who_is_to_go_and_keeps_something_is_in_the_next_generation_and_told_again():
+    members = Members(generation=1)
+    members.going.add(1)
+    members.asked(Ask(0, 1), 0.0)
+    members.asked(Ask(1, 1, keeps=True), 0.0)
+    decree = members.decree({0, 1})
+    assert decree is not None
+    assert decree.ranks == (0, 1)
+    assert members.notice() == Notice(2, (1,))
+    members.asked(Ask(0, 2, keeps=True), 0.0)
+    members.asked(Ask(1, 2), 0.0)
+    decree = members.decree({0, 1})
+    assert decree is not None
+    assert decree.ranks == (0,)
+    assert members.notice() is None

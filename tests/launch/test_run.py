@@ -2,10 +2,15 @@
 
 import json
 import re
+import signal
 import subprocess
 
 import pytest
 from runs import run, start
+
+from gradtide.launch.launcher import Launcher
+from gradtide.launch.spec import Spec
+from gradtide.launch.target import Target
 
 FAST = ("--no-preload",)
 
@@ -263,3 +268,10 @@ def test_a_worker_that_fails_has_not_finished_for_those_who_wait_for_it(script):
     """)
     done = run("--workers", 3, "--min-workers", 1, path)
     assert lines_of(done.out, 2) == 2 * ["rank 0 died or left during barrier"], done.err
+
+
+def test_a_job_that_never_runs_does_not_wait_for_what_is_loaded_for_it():
+    """So a mistake that is found meanwhile is told at once, and not when torch is there."""
+    with Launcher(Spec(target=Target("script.py"), workers=2, preload="gradtide.parallel.preload")) as launcher:
+        pass
+    assert launcher._node.process.returncode == -signal.SIGKILL

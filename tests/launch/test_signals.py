@@ -99,6 +99,12 @@ def test_ctrl_c_on_a_terminal_reaches_every_worker_once_and_marks_are_coloured(s
     assert os.waitstatus_to_exitcode(status) == 0  # every worker took it well
 
 
+def test_a_worker_hears_ctrl_c_though_who_started_the_job_has_blocked_it(script):
+    path = script("import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))")
+    done = finish(start(path, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])))
+    assert done.out == "[0] False\n", done.err
+
+
 def test_where_each_worker_was_when_interrupted_is_said_in_a_line(script):
     process = start(*FAST, *PATIENT, "--workers", 2, script("import time\nprint(); time.sleep(300)\n"))
     read_lines(process.stdout, 2)

@@ -1,15 +1,19 @@
-"""Starts a job's processes on this machine: `gradtide run`.
+"""Starts a job's processes, on this machine (`gradtide run`) or on several.
 
 target.py      what workers run: a script or a module
 spec.py        what a job is to be, and what each worker finds around it
-launcher.py    starts the fork server and the workers, hands on signals, carries out what job.py decides
+running.py     a job under way: hears of workers, hands on signals, carries out what job.py decides
+launcher.py    a job whose workers are all on this machine
+head.py        a job on several machines: beside the driver, it decides, shows output, hosts the registrar
+agent.py       on each of those machines: starts workers and ends them, sends back what becomes of them
+nodes/         the machines of a job, as the head and each of them see it
 members.py     who works together in a job that outlives its workers: pure decisions
 registrar.py   where workers ask for that
 job.py         what becomes of a job as workers fail and end: pure decisions
 wording.py     how failures are told
 output.py      what workers write, on its way to our own output
 lines.py       cuts it into whole lines, each marked by rank
-messages.py    what launcher, fork server and workers say to each other
+messages.py    what launcher or agent, fork server and workers say to each other
 forkserver.py  a process with torch loaded that makes workers
 worker.py      a worker's life: it becomes what `python script.py` would be
 """

@@ -62,6 +62,7 @@ class JobState:
     incarnations: dict[int, int] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)  # in the order heard of
     cause: Failure | None = None  # the failure that ended the job
+    finished: bool = False  # one of a group has come to its end: who is started again would do it all over, alone
     signalled: int = 0  # the signal that we were asked to end with
     _suspect: Failure | None = None  # one that fell, while nobody knows of another reason
     _failing: set[int] = field(default_factory=set)  # said that they failed, and have not ended yet
@@ -120,6 +121,17 @@ class JobState:
             actions += self._end(self._suspect)  # all are gone: nobody is left who could be to blame
         return actions
 
+    def leave_out(self, rank: int) -> None:
+        """A worker that was to be started again is not wanted any more: the others have come to the end."""
+        self.running.discard(rank)
+        self.lost.add(rank)
+
+    def gave_up(self, failure: Failure) -> list[Action]:
+        """A worker that was to be started again never will be."""
+        self.running.discard(failure.rank)
+        self.max_restarts = min(self.max_restarts, self.restarts)
+        return self._failed(failure)
+
     def later(self, now_s: float) -> list[Action]:
         """The deadline has come."""
         deadline_s = self.deadline_s()
@@ -144,7 +156,7 @@ class JobState:
         if failure.rank in self.going:
             self.lost.discard(failure.rank)
             return [Show(failure)]
-        if self.restarts < self.max_restarts:
+        if self.restarts < self.max_restarts and not self.finished:
             self.restarts += 1
             self.lost.discard(failure.rank)
             self._again.add(failure.rank)

@@ -2,8 +2,9 @@
 
 Every worker asks before it joins a group: when it starts, and again when a group broke or when it was told that
 somebody comes or goes. The next generation of the group is decreed once all who live have asked. Survivors come first
-in it: its rank 0 knows where the job stands. Who is to go is not in it, nor is who was added when nobody is left who
-knows. Who was added is not waited for before it asks: the others work on.
+in it: its rank 0 knows where the job stands. Who is to go is not in it, unless it keeps something for the others: then
+it is told again. Nor is who was added when nobody is left who knows. Who was added is not waited for before it asks:
+the others work on.
 """
 
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ class Members:
     asking: dict[int, Ask] = field(default_factory=dict)  # by rank
     going: set[int] = field(default_factory=set)  # who is to go, and has not yet
     added: set[int] = field(default_factory=set)  # who was added to the job, and is not in a generation yet
+    absent: set[int] = field(default_factory=set)  # who has no place to run at yet: the others work on without it
     noticed: Notice | None = None  # what the workers of this generation were told
     _since_s: float | None = None
     _told: bool = False  # for whom they wait
@@ -37,6 +39,7 @@ class Members:
         self.asking.pop(rank, None)
         self.going.discard(rank)
         self.added.discard(rank)
+        self.absent.discard(rank)
         if not self.asking:
             self._since_s = None
 
@@ -51,18 +54,24 @@ class Members:
 
     def decree(self, living: set[int]) -> Roster | None:
         """The next generation, if everybody who lives has asked."""
-        if not self.asking or living - set(self.asking) - self.added:
+        if not self.asking or self._awaited(living):
             return None
-        nobody_knows = self.generation > 0 and all(ask.generation == 0 for ask in self.asking.values())
-        refused = self.going | (self.added if nobody_knows else set())
+        keepers = {rank for rank, ask in self.asking.items() if ask.keeps}
+        refused = (self.going - keepers) | (self.added if self._nobody_knows() else set())
         staying = [rank for rank in self.asking if rank not in refused]
         self.generation += 1
-        self.going -= set(self.asking)
+        self.going -= set(self.asking) - keepers
         self.added -= set(self.asking)
         ranks = sorted(staying, key=lambda rank: (self.asking[rank].generation == 0, rank))
         self.asking.clear()
         self._since_s = self.noticed = None
         return Roster(self.generation, tuple(ranks))
+
+    def stranded(self, living: set[int]) -> tuple[int, ...]:
+        """Who was started again, and asks when all others who live have, of whom nobody knows where the job stands."""
+        if self._awaited(living) or not self._nobody_knows():
+            return ()
+        return tuple(sorted(set(self.asking) - self.added - self.going))
 
     def deadline_s(self) -> float | None:
         """When to call `slow` and `late`."""
@@ -78,10 +87,14 @@ class Members:
         return self._awaited(living)
 
     def late(self, living: set[int], now_s: float) -> tuple[int, ...]:
-        """Who has kept the others waiting for too long."""
+        """Who has kept the others waiting for too long. Told once: whoever is started in its place gets as long."""
         if self._since_s is None or now_s < self._since_s + self.patience_s:
             return ()
+        self._since_s, self._told = now_s, False
         return self._awaited(living)
 
+    def _nobody_knows(self) -> bool:
+        return self.generation > 0 and all(ask.generation == 0 for ask in self.asking.values())
+
     def _awaited(self, living: set[int]) -> tuple[int, ...]:
-        return tuple(sorted(living - set(self.asking) - self.added))
+        return tuple(sorted(living - set(self.asking) - self.added - self.absent))

@@ -1,17 +1,17 @@
 """What workers write, on its way to our own output: whole lines, marked by rank, never mixed within a line."""
 
 import contextlib
-import fcntl
 import math
 import os
 import select
 import selectors
 import stat
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from gradtide.environment import read_environment
 from gradtide.launch.lines import Lines, mark
+from gradtide.launch.nodes.collecting import Collected, Listener, Who
 from gradtide.processes.ready import can_write
 
 __all__ = ["Output"]
@@ -20,88 +20,77 @@ _OUT, _ERR = 1, 2
 _PROGRESS_S = 1.0  # how often an unfinished progress bar is shown
 _CHUNK_BYTES = 1 << 18
 _WAIT_S = 0.1
-_PIPE_BYTES = 1 << 20  # instead of 64 KiB: a worker that writes much waits less often
-
-
-@dataclass(frozen=True, slots=True)
-class _Pipe:
-    read: int
-    to: int
-    rank: int
-    lines: Lines
 
 
 class Output:
-    """All pipes from workers. `reader_gone` when nobody reads what we write any more."""
+    """All pipes from workers, and what agents bring. `reader_gone` when nobody reads what we write any more."""
 
     def __init__(self, workers: int, selector: selectors.BaseSelector) -> None:
         self.reader_gone = False
         self.give_up_s = math.inf  # when to stop waiting for somebody who does not read
-        self._workers, self._selector = workers, selector
-        self._pipes: dict[int, _Pipe] = {}
+        self._workers = workers
+        self._shown: list[tuple[int, Lines]] = []  # where to, of everybody who may yet write
+        self._brought: dict[tuple[Who, int], Listener] = {}  # of what agents bring, by who wrote it and where to
+        self.idle: Callable[[], None] = lambda: None  # called now and then while somebody does not read
         self._next_progress_s = 0.0
         out, err = os.fstat(_OUT), os.fstat(_ERR)
         self._pieces_bytes = {
             to: _CHUNK_BYTES if stat.S_ISREG(found.st_mode) else select.PIPE_BUF
             for to, found in ((_OUT, out), (_ERR, err))
         }
-        # One pipe for both keeps their order, where both go to the same place anyway.
-        self._together = (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
+        self.together = (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
+        self._pipes = Collected(self.together, selector, self._listen)
 
     def open(self, rank: int) -> tuple[int, int]:
         """Where a worker is to write its standard output and standard error; close both once it has them."""
-        err = self._pipe(rank, _ERR if not self._together else _OUT)
-        return (os.dup(err), err) if self._together else (self._pipe(rank, _OUT), err)
-
-    def _pipe(self, rank: int, to: int) -> int:
-        read, write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(read, False)
-        with contextlib.suppress(OSError):  # a user may have only so many large pipes
-            fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        coloured = os.isatty(to) and read_environment().colour
-        self._pipes[read] = _Pipe(read, to, rank, Lines(mark(rank, self._workers, coloured)))
-        self._selector.register(read, selectors.EVENT_READ)
-        return write
-
-    def show(self, read: int) -> bool:
-        """Passes on some of what there is; False if there was nothing."""
-        pipe = self._pipes.get(read)
-        if pipe is None:
-            return False
-        try:
-            data = os.read(read, _CHUNK_BYTES)
-        except BlockingIOError:
-            return False
-        self._write(pipe.to, pipe.lines.feed(data) if data else pipe.lines.flush())
-        if not data:
-            self._selector.unregister(read)
-            os.close(read)
-            del self._pipes[read]
-        return bool(data)
+        return self._pipes.open(rank)
 
     def drain(self, rank: int | None = None) -> None:
         """Passes on all that this worker, or everybody, has written so far."""
-        for pipe in list(self._pipes.values()):
-            while rank in (None, pipe.rank) and self.show(pipe.read):
-                pass
+        self._pipes.drain(rank)
+
+    def _listen(self, who: Who, to: int) -> Listener:
+        lines = self._lines(who, to)
+        self._shown.append((to, lines))
+
+        def take(data: bytes) -> None:
+            self._write(to, lines.feed(data) if data else lines.flush())
+            if not data:
+                self._shown = [(at, other) for at, other in self._shown if other is not lines]
+
+        return take
+
+    def _lines(self, who: Who, to: int) -> Lines:
+        coloured = os.isatty(to) and read_environment().colour
+        return Lines(mark(who, self._workers, coloured) if isinstance(who, int) else f"[{who}] ".encode())
+
+    def bring(self, who: Who, to: int, data: bytes) -> None:
+        """What a worker, or another process by its name, has written on another machine; nothing: that was all."""
+        if to not in (_OUT, _ERR):
+            return
+        if (who, to) not in self._brought:
+            self._brought[who, to] = self._listen(who, to)
+        self._brought[who, to](data)
+        if not data:
+            del self._brought[who, to]
 
     def patience_s(self) -> float | None:
         """How long nobody needs to call show_progress."""
-        if not any(pipe.lines.in_progress for pipe in self._pipes.values()):
+        if not any(lines.in_progress for _, lines in self._shown):
             return None
         return max(0.0, self._next_progress_s - time.monotonic())
 
     def show_progress(self) -> None:
         if time.monotonic() >= self._next_progress_s:
             self._next_progress_s = time.monotonic() + _PROGRESS_S
-            for pipe in self._pipes.values():
-                if pipe.lines.in_progress:
-                    self._write(pipe.to, pipe.lines.progress())
+            for to, lines in self._shown:
+                if lines.in_progress:
+                    self._write(to, lines.progress())
 
     def tell(self, rank: int, text: str) -> None:
         """Text about a worker, marked as if it had written it to its standard error."""
         self.drain(rank)
-        lines = Lines(mark(rank, self._workers, os.isatty(_ERR) and read_environment().colour))
+        lines = self._lines(rank, _ERR)
         self._write(_ERR, lines.feed(text.encode(errors="backslashreplace")) + lines.flush())
 
     def say(self, text: str) -> None:
@@ -110,11 +99,10 @@ class Output:
 
     def close(self) -> None:
         self.drain()
-        for pipe in list(self._pipes.values()):  # somebody who escaped us still holds the other end
-            self._write(pipe.to, pipe.lines.flush())
-            self._selector.unregister(pipe.read)
-            os.close(pipe.read)
-        self._pipes.clear()
+        self._pipes.close()
+        for take in self._brought.values():
+            take(b"")
+        self._brought.clear()
 
     def _write(self, to: int, data: bytes) -> None:
         """In pieces that a pipe takes whole or not at all: a reader that does not read must not hold us for ever."""
@@ -126,5 +114,7 @@ class Output:
                         view = view[os.write(to, view[:size]) :]
                 elif time.monotonic() > self.give_up_s:
                     self.reader_gone = True
+                else:
+                    self.idle()
         except OSError:  # a closed pipe, or a terminal that has hung up
             self.reader_gone = True

@@ -1,4 +1,9 @@
-"""Where workers of a job that outlives them ask who works together, and others for more or fewer of them."""
+"""Where workers of a job that outlives them ask who works together, and others for more or fewer of them.
+
+On one machine they come by an abstract UNIX socket, one connection a question. On others they come in at the head's
+door, each with one connection that stays: what they say there, and what it is answered, is the same. Who wants more
+workers, or fewer, comes by the abstract socket, beside the driver.
+"""
 
 import contextlib
 import os
@@ -6,93 +11,172 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from gradtide.launch.members import Members
 from gradtide.processes.credentials import user_of
-from gradtide.processes.job_protocol import Ask, Question, Watch, address_of
+from gradtide.processes.job_protocol import Ask, Lost, Question, Roster, Scale, Watch, address_of
 
-__all__ = ["Registrar"]
+__all__ = ["Asker", "GenerationStores", "Registrar"]
 
 _MESSAGE_BYTES = 4096
+
+
+class Asker(Protocol):
+    """One who asks. Neither waits nor raises: whoever is gone will be noticed."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether the connection is for more than one question."""
+
+    def tell(self, message: bytes) -> None: ...
+
+    def hang_up(self) -> None: ...
+
+
+class GenerationStores(Protocol):
+    """Stores of torch's, each at a port of this machine."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    def take(self) -> int: ...
+
+    def give_back(self, port: int) -> None: ...
+
+
+class _Caller:
+    """One who came by the abstract socket."""
+
+    stays = False
+
+    def __init__(self, sock: socket.socket, selector: selectors.BaseSelector) -> None:
+        self.sock, self._selector = sock, selector
+
+    def tell(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self.sock.send(message)
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(self.sock)
+        self.sock.close()
 
 
 class Registrar:
     """Hears what workers ask, and tells them what members.py decides; `scale` is told how many somebody wants."""
 
     def __init__(
-        self, name: str, selector: selectors.BaseSelector, scale: Callable[[int], str], members: Members
+        self, scale: Callable[[int], str], members: Members, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.address = address_of(name)
-        self._selector, self._scale, self.members = selector, scale, members
-        self._watching: dict[int, socket.socket] = {}  # who hears of changes, by rank
-        self._waiting: dict[int, socket.socket] = {}  # for an answer, by rank
-        self._open: set[socket.socket] = set()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(f"\0{self.address}")
-        self._listener.listen(64)
-        selector.register(self._listener, selectors.EVENT_READ)
+        self.address, self._clock = "", clock
+        self._scale, self.members = scale, members
+        self._watching: dict[int, Asker] = {}  # who hears of changes, by rank
+        self._waiting: dict[int, Asker] = {}  # for an answer, by rank
+        self._callers: set[_Caller] = set()
+        self.stores: GenerationStores | None = None  # of a job on several machines
+        self.roster: Roster | None = None  # the last that was decreed
+        self._listener: socket.socket | None = None
 
-    def owns(self, thing: object) -> bool:
-        return thing is self._listener or thing in self._open
+    def listen(self, job: str, selector: selectors.BaseSelector) -> None:
+        """For processes of this user on this machine."""
+        self.address = address_of(job)
+        listener = self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(f"\0{self.address}")
+        listener.listen(64)
+        selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener, selector))
 
-    def hear(self, thing: object) -> None:
-        """Something can be read."""
-        if thing is self._listener:
-            worker, _ = self._listener.accept()
-            if user_of(worker) != os.getuid():
-                worker.close()
-                return
-            self._open.add(worker)
-            self._selector.register(worker, selectors.EVENT_READ)
-        elif isinstance(thing, socket.socket):
-            try:
-                self._take(thing, msgspec.json.decode(thing.recv(_MESSAGE_BYTES), type=Question))
-            except (OSError, msgspec.MsgspecError):  # hung up, or no worker of ours
-                self._drop(thing)
+    def _accept(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
+        sock, _ = listener.accept()
+        if user_of(sock) != os.getuid():
+            sock.close()
+            return
+        caller = _Caller(sock, selector)
+        self._callers.add(caller)
+        selector.register(sock, selectors.EVENT_READ, lambda: self._hear_caller(caller))
 
-    def _take(self, asker: socket.socket, question: Question) -> None:
+    def _hear_caller(self, caller: _Caller) -> None:
+        try:
+            self.take(caller, msgspec.json.decode(caller.sock.recv(_MESSAGE_BYTES), type=Question))
+        except (OSError, msgspec.MsgspecError):  # hung up, or no worker of ours
+            self.drop(caller)
+
+    def take(self, asker: Asker, question: Question) -> None:
         if isinstance(question, Ask):
-            self._waiting[question.rank] = asker
-            self.members.asked(question, time.monotonic())
+            self._ask(asker, question)
         elif isinstance(question, Watch):
             self._watching[question.rank] = asker
             if self.members.noticed is not None:  # it begins to listen after it was said
-                asker.send(msgspec.json.encode(self.members.noticed))
-        else:
-            asker.send(self._scale(question.workers).encode())
-            self._drop(asker)
+                asker.tell(msgspec.json.encode(self.members.noticed))
+        elif isinstance(question, Scale):
+            asker.tell(self._scale(question.workers).encode())
+            self.drop(asker)
 
-    def gone(self, rank: int) -> None:
+    def _ask(self, asker: Asker, ask: Ask) -> None:
+        known = self.roster
+        if ask.again and known is not None and ask.rank in known.ranks and ask.generation != known.generation:
+            asker.tell(msgspec.json.encode(known))  # it was told already, when its connection broke
+            return
+        self._waiting[ask.rank] = asker
+        self.members.asked(ask, self._clock())
+
+    def has_met(self, rank: int) -> bool:
+        """Whether it works with others. Who never asks works by itself, or over servers."""
+        return self.roster is not None and rank in self.roster.ranks
+
+    def gone(self, rank: int, *, died: bool = True) -> None:
+        """A worker has ended. If it died, those of other machines who work with it are told: a wire that was cut says
+        nothing. One that came to its end has told them itself, as far as it was in something with them."""
         self.members.gone(rank)
         if rank in self._waiting:
-            self._drop(self._waiting[rank])
+            self.drop(self._waiting[rank])
+        if died and self.roster is not None and rank in self.roster.ranks:
+            lost = msgspec.json.encode(Lost(self.roster.generation, (rank,)))
+            for other, asker in self._watching.items():
+                if asker.stays and other != rank:
+                    asker.tell(lost)
 
     def answer(self, living: set[int]) -> None:
         """Tells everybody who waits, once everybody has asked; and everybody else when they should."""
         notice = self.members.notice()
-        for rank, worker in list(self._watching.items()) if notice is not None else ():
+        for rank, asker in list(self._watching.items()) if notice is not None else ():
             if rank not in self._waiting:
-                with contextlib.suppress(OSError):  # it ends already
-                    worker.send(msgspec.json.encode(notice))
+                asker.tell(msgspec.json.encode(notice))
+        if self.stores is not None and not self.stores.ready:
+            return
         decree = self.members.decree(living)
         if decree is None:
             return
-        for worker in list(self._waiting.values()):
-            with contextlib.suppress(OSError):  # it has just died, and the others will notice
-                worker.send(msgspec.json.encode(decree))
-            self._drop(worker)
+        if self.stores is not None:
+            decree = self._with_store(self.stores, decree)
+        self.roster, waiting = decree, self._waiting
+        self._waiting = {}
+        for asker in waiting.values():
+            asker.tell(msgspec.json.encode(decree))
+            if not asker.stays:
+                self.drop(asker)
 
-    def _drop(self, worker: socket.socket) -> None:
-        self._open.discard(worker)
-        self._waiting = {rank: other for rank, other in self._waiting.items() if other is not worker}
-        self._watching = {rank: other for rank, other in self._watching.items() if other is not worker}
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(worker)
-        worker.close()
+    def _with_store(self, stores: "GenerationStores", decree: Roster) -> Roster:
+        """Nobody is in the last generation any more when there is a next: its store can go."""
+        if self.roster is not None:
+            stores.give_back(self.roster.store)
+        return msgspec.structs.replace(decree, store=stores.take())
+
+    def forget(self, asker: Asker) -> None:
+        """Nobody is at the other end any more; who asked stays on record, as long as it lives."""
+        self._waiting = {rank: other for rank, other in self._waiting.items() if other is not asker}
+        self._watching = {rank: other for rank, other in self._watching.items() if other is not asker}
+
+    def drop(self, asker: Asker) -> None:
+        self.forget(asker)
+        if isinstance(asker, _Caller):
+            self._callers.discard(asker)
+        asker.hang_up()
 
     def close(self) -> None:
-        for worker in list(self._open):
-            self._drop(worker)
-        self._listener.close()
+        for caller in list(self._callers):
+            self.drop(caller)
+        if self._listener is not None:
+            self._listener.close()

@@ -3,6 +3,7 @@
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gradtide.environment import read_environment
@@ -10,7 +11,7 @@ from gradtide.errors import ConfigError
 from gradtide.launch.target import Target
 from gradtide.timeouts import default_timeouts
 
-__all__ = ["Spec", "check_spec", "describe", "free_port", "variables_of"]
+__all__ = ["Spec", "check_spec", "describe", "describe_nodes", "free_port", "variables_between", "variables_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +103,28 @@ def variables_of(spec: Spec, port: int, rank: int, incarnation: int) -> dict[str
         "GRADTIDE_JOB": spec.name,
     } | ({} if spec.step_s is None else {"GRADTIDE_STEP_TIMEOUT": f"{spec.step_s:g}"})
     return {name: str(number) for name, number in numbers.items()} | names
+
+
+def describe_nodes(spec: Spec, places: Sequence[str]) -> str:
+    """The same for a job on several machines. `places`: each worker's node."""
+    workers = "1 worker" if spec.workers == 1 else f"{spec.workers} workers"
+    shares = ", ".join(f"{places.count(name)} on {name}" for name in dict.fromkeys(places))
+    return f"job {spec.name}: {workers} ({shares})"
+
+
+def variables_between(
+    spec: Spec, rank: int, incarnation: int, local: tuple[int, int], place: tuple[int, int]
+) -> dict[str, str]:
+    """The same for a job on several machines. `local`: the worker's number on its node, and how many are there;
+    `place`: the node's number, and how many there are."""
+    numbers = {
+        "LOCAL_RANK": local[0],
+        "LOCAL_WORLD_SIZE": local[1],
+        "GROUP_RANK": place[0],
+        "GROUP_WORLD_SIZE": place[1],
+        "GRADTIDE_SEVERAL_HOSTS": 1,
+    }
+    return variables_of(spec, 0, rank, incarnation) | {name: str(number) for name, number in numbers.items()}
 
 
 def free_port() -> int:

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -11,7 +11,7 @@ from types import CodeType
 
 from gradtide.errors import ConfigError
 
-__all__ = ["Target", "check_target", "names_in"]
+__all__ = ["Target", "check_target", "misplaced", "names_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,19 @@ def check_target(target: Target, search: list[str]) -> None:
     if "\0" in text:
         raise ConfigError(f"{path} is not a Python file")
     compile(text, str(path.absolute()), "exec", dont_inherit=True)
+
+
+def misplaced(target: Target, options: Iterable[str]) -> str:
+    """The first of these options that stands behind the script, which does not know it; "" if there is none."""
+    found = next((word.partition("=")[0] for word in target.arguments if word.partition("=")[0] in options), "")
+    with contextlib.suppress(OSError):
+        if found and not target.is_module and found[2:].replace("-", "_") not in _text(target).replace("-", "_"):
+            return found
+    return ""
+
+
+def _text(target: Target) -> str:
+    return Path(target.name).read_text(errors="replace")
 
 
 def names_in(target: Target) -> set[str]:

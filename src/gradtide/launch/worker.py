@@ -21,6 +21,7 @@ from gradtide.environment import extend_environment
 from gradtide.errors import CommunicationError
 from gradtide.launch.messages import Failure, Start, send
 from gradtide.launch.target import Target
+from gradtide.processes.naming import name_process
 
 __all__ = ["live"]
 
@@ -33,6 +34,7 @@ _MACHINERY = (__file__, "<frozen importlib", "<frozen runpy", importlib.util.__f
 def live(start: Start, target: Target, reports: socket.socket) -> None:
     """Runs the target as __main__. Ends by returning, or by the SystemExit or KeyboardInterrupt that ends Python."""
     _become_fresh(start)
+    name_process(f"worker-{start.rank}", " ".join((target.name, *target.arguments)))
     try:
         _run(target)
     except SystemExit as error:

@@ -1,6 +1,8 @@
 """What belongs to processes rather than to what they compute.
 
 job_protocol.py  what a job's workers and its launcher say to each other: who works together, who comes, who goes
+lease.py         how long a worker may go on without hearing from the registrar
+naming.py        what a process is called in ps and top
 forking.py       processes made by fork: they die with their maker, and it reaps them
 at_fork.py       what becomes of a thing that nobody shares when its process forks
 ready.py         which descriptors can be read or written now

@@ -1,4 +1,7 @@
-"""How a worker asks its launcher who works together, in a job that outlives its workers, and how that is changed."""
+"""How a worker asks its launcher who works together, in a job that outlives its workers, and how that is changed.
+
+What is said is the same on one machine, over abstract sockets (here), and on several (transport/registrar_line.py).
+"""
 
 import contextlib
 import socket
@@ -9,14 +12,18 @@ from gradtide.errors import CommunicationError, ConfigError
 from gradtide.processes.ready import can_read
 
 __all__ = [
+    "Answer",
     "Ask",
     "Dismissed",
+    "LeaseAnswer",
+    "Lost",
     "Notice",
     "Question",
     "Roster",
     "Scale",
     "Watch",
     "Watcher",
+    "WorkerBeat",
     "address_of",
     "ask",
     "scale",
@@ -27,16 +34,22 @@ _SCALE_S = 10.0
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Worker to launcher: whom do I work with? The generation it was in; 0 for one that has just started."""
+    """Worker to launcher: whom do I work with? The generation it was in; 0 for one that has just started. `keeps`: it
+    has what nobody else has, so it can't go before it has left that to somebody in the next generation. `again`: it
+    has asked before, over a connection that broke."""
 
     rank: int
     generation: int
+    keeps: bool = False
+    again: bool = False
 
 
 class Watch(msgspec.Struct, frozen=True, tag=True):
-    """Worker to launcher: tell me when somebody is to come or to go."""
+    """Worker to launcher: tell me when somebody is to come or to go. On several machines one of an earlier incarnation
+    may still live somewhere: it is not listened to."""
 
     rank: int
+    incarnation: int = 0
 
 
 class Scale(msgspec.Struct, frozen=True, tag=True):
@@ -45,22 +58,47 @@ class Scale(msgspec.Struct, frozen=True, tag=True):
     workers: int
 
 
-Question = Ask | Watch | Scale
+class WorkerBeat(msgspec.Struct, frozen=True, tag=True):
+    """Worker to registrar, several times a lease: I live. Answered with the lease."""
+
+    number: int
 
 
-class Roster(msgspec.Struct, frozen=True):
-    """Launcher to workers: these work together. Those who know where the job stands come first."""
+Question = Ask | Watch | Scale | WorkerBeat
+
+
+class LeaseAnswer(msgspec.Struct, frozen=True, tag=True):
+    """Registrar to worker: so long you may go on from when you sent the beat of this number."""
+
+    number: int
+    lease_s: float
+
+
+class Roster(msgspec.Struct, frozen=True, tag=True):
+    """Launcher to workers: these work together. Those who know where the job stands come first. `store`: the port, at
+    the registrar's host, of the torch store in which they find each other; 0: all are on one machine."""
+
+    generation: int
+    ranks: tuple[int, ...]
+    store: int = 0
+
+
+class Lost(msgspec.Struct, frozen=True, tag=True):
+    """Registrar to workers of a generation: these of them are dead. Nobody need wait for what their wires would say."""
 
     generation: int
     ranks: tuple[int, ...]
 
 
-class Notice(msgspec.Struct, frozen=True):
+class Notice(msgspec.Struct, frozen=True, tag=True):
     """Launcher to workers of a generation: somebody has come, or these are to go; ask at the end of a step who works
     together then."""
 
     generation: int
     going: tuple[int, ...]
+
+
+Answer = LeaseAnswer | Roster | Lost | Notice
 
 
 class Dismissed(SystemExit):
@@ -102,7 +140,10 @@ def scale(job: str, workers: int) -> str:
         except TimeoutError:
             raise CommunicationError(f"the launcher of {job} did not answer within {_SCALE_S:g} s") from None
         except OSError:
-            text = f"no job {job} that can grow or shrink runs here; start it with --max-workers or --min-workers"
+            text = (
+                f"no job {job} that can grow or shrink was started on this machine; say it where it was, and start it "
+                "with --max-workers or --min-workers"
+            )
             raise ConfigError(text) from None
     if not answer.startswith("ok: "):
         raise ConfigError(answer or f"the launcher of {job} hung up; the job is ending")

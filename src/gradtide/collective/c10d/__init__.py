@@ -1,5 +1,6 @@
 """torch.distributed over gradtide's collectives: init_process_group("gradtide").
 
+starting.py        gradtide.init(): a process group that trainers of others take up
 creating.py        makes the process group that torch asks for, from its store
 process_group.py   the collectives under the names and with the arguments that torch uses
 splitting.py       its parts, each a process group of its own

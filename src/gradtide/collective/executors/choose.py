@@ -35,7 +35,7 @@ def choose(strategy: Strategy, topology: Topology, size_bytes: int) -> Schedule:
     if strategy == "auto":
         table = plan(topology, max(1, size_bytes)).table
         even = [found for found in table if found.seconds <= _EVEN * table[0].seconds]
-        return min(even, key=lambda found: (len(found.schedule.ops), found.seconds)).schedule
+        return min(even, key=lambda found: (found.op_count, found.seconds)).schedule
     try:
         return STRATEGIES[strategy](request_for(topology, max(1, size_bytes)))
     except NotApplicable as error:

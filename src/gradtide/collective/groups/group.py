@@ -1,6 +1,7 @@
 """Group: ranks that work together. This file checks and prepares what is asked for; one_host.py and others do it."""
 
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -14,10 +15,20 @@ from gradtide.collective.executors.choose import Strategy, choose, nominal_topol
 from gradtide.collective.executors.runner import Runner
 from gradtide.collective.groups.calls import Calls
 from gradtide.collective.groups.explaining import explain_hosts
-from gradtide.collective.groups.joining import join_beside, join_job, join_one_host, join_store
+from gradtide.collective.groups.joining import (
+    address_seen,
+    join_beside,
+    join_job,
+    join_one_host,
+    join_store,
+    store_beside,
+    store_of_job,
+)
+from gradtide.collective.groups.letters import Letters, boxes_bytes
 from gradtide.collective.groups.many_hosts import ManyHosts
 from gradtide.collective.groups.measuring import measure_exchange
 from gradtide.collective.groups.messages import Messages
+from gradtide.collective.groups.parting import MeetingPlace, join_part
 from gradtide.collective.groups.probing import measure_links
 from gradtide.collective.host.one_host import Call, OneHost
 from gradtide.collective.host.prepare import check_split, held, output, plain
@@ -65,6 +76,7 @@ class Group:
         self._chosen: dict[tuple[str | Path, int], Schedule] = {}
         self._ranks = tuple(host_of.count(host) for host in sorted(set(host_of)))  # of each host
         self.exchange_model: ExchangeModel | None = None  # how long collectives between hosts should take
+        self._met_at: Callable[[], MeetingPlace] | None = None  # where ranks of several hosts did, for parts of them
 
     @classmethod
     def join(cls, name: str, rank: int, size: int, *, timeout_s: float | None = None) -> "Group":
@@ -74,20 +86,22 @@ class Group:
 
     @classmethod
     def from_environment(cls, *, timeout_s: float | None = None) -> "Group":
-        """Joins the job that torchrun or another launcher started this process for, on one host or on many."""
+        """Joins the job that torchrun or another launcher started this process for, on one host or on many. Without a
+        launcher it is a group of one: a script runs under plain `python` too."""
         launch = read_environment().launch
         if launch is None:
-            raise ConfigError("RANK is not set; start with torchrun, or use Group.join(name, rank, size)")
+            return cls.join(f"alone-{uuid.uuid4().hex}", 0, 1, timeout_s=timeout_s)
         name = f"job at {launch.master_addr}:{launch.master_port}"
         limit_s = default_timeouts().step_s if timeout_s is None else timeout_s
-        return cls(name, *join_job(launch, limit_s), limit_s)
+        return cls(name, *join_job(launch, limit_s), limit_s)._meeting_at(lambda: store_of_job(launch, limit_s))
 
     @classmethod
     def from_store(
         cls, name: str, store: Any, rank: int, size: int, address: Callable[[], str | None], *, timeout_s: float
     ) -> "Group":
         """Joins ranks that share a store of torch's; the rest is as in join_store."""
-        return cls(name, *join_store(store, rank, size, timeout_s, address), timeout_s)
+        joined = cls(name, *join_store(store, rank, size, timeout_s, address), timeout_s)
+        return joined._meeting_at(lambda: (store, address))
 
     @classmethod
     def beside(cls, process_group: Any = None, *, timeout_s: float | None = None) -> "Group":
@@ -96,7 +110,24 @@ class Group:
         if process_group is None:
             raise ConfigError("torch.distributed has no process group yet; call init_process_group first")
         limit_s = default_timeouts().step_s if timeout_s is None else timeout_s
-        return cls("beside a process group", *join_beside(process_group, limit_s), limit_s)
+        joined = cls("beside a process group", *join_beside(process_group, limit_s), limit_s)
+        store = store_beside(process_group)
+        return joined._meeting_at(lambda: (store, lambda: address_seen(store)))
+
+    def part(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> "Group":
+        """A group of some of these ranks, in increasing order. They alone call it, all in the same order.
+
+        What it does queues behind nothing that this group, or another part, is asked for.
+        """
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        token, backend, runner, host_of = join_part(self, self._met_at, ranks, limit_s)
+        made = Group(f"{self.name}, part {token}", backend, runner, host_of, limit_s)
+        made._met_at = self._met_at
+        return made
+
+    def _meeting_at(self, place: Callable[[], tuple[Any, Callable[[], str | None]]]) -> "Group":
+        self._met_at = lambda: MeetingPlace(*place())
+        return self
 
     # --- Collectives ---
 
@@ -380,6 +411,12 @@ class Group:
             raise ConfigError("ranks on several hosts have no memory in common; use shared_tensor and a collective")
         return self._create("common_tensor", self._host.segments.create_common, shape, dtype, timeout_s)
 
+    def open_letters(self) -> Letters | None:
+        """Boxes for letters from each rank to each; None where ranks share no memory. All of them call it together."""
+        if not self.on_one_host:
+            return None
+        return Letters(self._host.board, self._calls, self.common_tensor(boxes_bytes(self.size), torch.uint8))
+
     def _create(
         self, what: str, create: Create, shape: tuple[int, ...] | int, dtype: torch.dtype, timeout_s: float | None
     ) -> Tensor:
@@ -447,6 +484,12 @@ class Group:
             board.purpose = before
 
     # --- Ending ---
+
+    def lose(self, ranks: Sequence[int]) -> None:
+        """From any thread: these ranks are dead, says whoever watches over the job. What waits for them raises PeerLost
+        at once; a wire that was cut would let it wait for seconds."""
+        if isinstance(self._backend, ManyHosts):
+            self._backend.lose(ranks)
 
     def close(self) -> None:
         """Leaves the group. What was asked for before ends first, but receives that nothing has come for do not."""

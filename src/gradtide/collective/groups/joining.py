@@ -4,7 +4,7 @@ import functools
 import socket
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -30,6 +30,7 @@ from gradtide.collective.links.wire import ScheduleLinks
 from gradtide.environment import Launch, read_environment
 from gradtide.errors import ConfigError
 from gradtide.transport.hosts import (
+    LookingStore,
     agree_on_token,
     delete_keys,
     find_hosts,
@@ -40,15 +41,26 @@ from gradtide.transport.hosts import (
 from gradtide.transport.lifelines import LinkEnd, job_credentials, join_lifelines, keys_of
 from gradtide.transport.rendezvous import Seat, join_host
 
-__all__ = ["address_seen", "join_beside", "join_job", "join_one_host", "join_store"]
+__all__ = [
+    "address_seen",
+    "join_beside",
+    "join_job",
+    "join_one_host",
+    "join_store",
+    "store_beside",
+    "store_of_job",
+]
 
 _MESSAGES = "message"
 _joined = count(1)  # of this process's groups: ranks join them in the same order
 
 
-def join_one_host(name: str, rank: int, size: int, timeout_s: float) -> tuple[OneHost, Runner]:
+def join_one_host(
+    name: str, rank: int, size: int, timeout_s: float, called: Sequence[int] | None = None
+) -> tuple[OneHost, Runner]:
+    """called: the number by which each rank is named when it is late or lost, where that is not its rank here."""
     _check(rank, size)
-    host = _meet(Seat(name, rank, size), range(size), timeout_s)
+    host = _meet(Seat(name, rank, size), range(size) if called is None else called, timeout_s)
     return host, Runner(host, rank, [0] * size)
 
 
@@ -56,11 +68,17 @@ def join_job(launch: Launch, timeout_s: float) -> tuple[OneHost | ManyHosts, Run
     """The backend, the runner, and each rank's host by number."""
     rank, size = launch.rank, launch.size
     _check(rank, size)
-    if launch.job:  # all ranks are here: no need for torch's store to find out, which takes a quarter of a second
+    if launch.job and not launch.several_hosts:  # no need for torch's store to find out: that takes 0.25 s
         host, runner = join_one_host(f"{launch.job}-{next(_joined)}", rank, size, timeout_s)
         return host, runner, [0] * size
+    store, address = store_of_job(launch, timeout_s)
+    return join_store(store, rank, size, timeout_s, address)
+
+
+def store_of_job(launch: Launch, timeout_s: float) -> tuple[Any, Callable[[], str | None]]:
+    """Torch's store of a launcher's job, and the address at which its host sees this one."""
     store = _prefix("gradtide", open_store(launch, timeout_s))
-    return join_store(store, rank, size, timeout_s, lambda: local_address(launch.master_addr, launch.master_port))
+    return store, lambda: local_address(launch.master_addr, launch.master_port)
 
 
 def join_store(
@@ -76,7 +94,8 @@ def join_store(
     here, leaders = hosts.together_with(rank), hosts.all_leaders()
     host_of = [leaders.index(leader) for leader in hosts.leaders]
     place = Seat(f"{hosts.token}-host{host_of[rank]}", here.index(rank), len(here))
-    host = _meet(place, here, timeout_s)
+    look = store.look if isinstance(store, LookingStore) else None
+    host = _meet(place, here, timeout_s, look)
     if len(leaders) == 1:
         delete_keys(store, keys_to_find(rank))  # all have met, and so have read them
         return host, Runner(host, rank, host_of), host_of
@@ -88,10 +107,10 @@ def join_store(
         found = address() or socket.gethostbyname(socket.gethostname())
         credentials = job_credentials(store, rank, timeout_s)
         wanted = agree_on_flows(store, rank, read_environment().flows, timeout_s)
-        lines = join_lifelines(store, rank, size, found, timeout_s, credentials)
+        lines = join_lifelines(store, rank, size, found, timeout_s, credentials, look)
         end = LinkEnd(rank, found, credentials, congestion_for(lines[other] for other in elsewhere))
-        messages = connect_far(store, end, _MESSAGES, elsewhere, timeout_s)
-        purposes = connect_flows(wanted, lambda link: connect_far(store, end, link, elsewhere, timeout_s), flows)
+        messages = connect_far(store, end, _MESSAGES, elsewhere, timeout_s, look)
+        purposes = connect_flows(wanted, lambda link: connect_far(store, end, link, elsewhere, timeout_s, look), flows)
     except BaseException:
         for sockets in (lines, messages, *flows):
             for line in sockets.values():
@@ -140,24 +159,32 @@ def _say_whether_in_clear(encrypts: bool) -> None:
 
 def join_beside(process_group: Any, timeout_s: float) -> tuple[OneHost | ManyHosts, Runner, list[int]]:
     """The same, for the ranks of a process group of torch's, through its store."""
-    store = _prefix("gradtide beside", dist.distributed_c10d._get_process_group_store(process_group))
+    store = store_beside(process_group)
     rank, size = process_group.rank(), process_group.size()
     return join_store(store, rank, size, timeout_s, lambda: address_seen(store))
 
 
+def store_beside(process_group: Any) -> Any:
+    """A store of torch's process group's, for groups beside it."""
+    return _prefix("gradtide beside", dist.distributed_c10d._get_process_group_store(process_group))
+
+
 def address_seen(store: Any) -> str | None:
     """The address of this host that the store's host sees; None if the store is not reached over a network."""
+    store = store.store if isinstance(store, LookingStore) else store
     while isinstance(store, vars(dist)["PrefixStore"]):
         store = store.underlying_store
     return local_address(store.host, store.port) if isinstance(store, vars(dist)["TCPStore"]) else None
 
 
-def _meet(place: Seat, names: Any, timeout_s: float) -> OneHost:
-    peers, mapping = join_host(place, BoardLayout(place.size).total_bytes, timeout_s)
+def _meet(place: Seat, names: Any, timeout_s: float, look: Callable[[], None] | None = None) -> OneHost:
+    peers, mapping = join_host(place, BoardLayout(place.size).total_bytes, timeout_s, look=look)
     return OneHost(Board(place.rank, list(names), peers, mapping))
 
 
 def _prefix(name: str, store: Any) -> Any:
+    if isinstance(store, LookingStore):
+        return LookingStore(_prefix(name, store.store), store.look)
     return vars(dist)["PrefixStore"](name, store)  # torch does not declare it
 
 

@@ -84,6 +84,12 @@ class ManyHosts:
             links.close()
         self.host.close()
 
+    def lose(self, ranks: Sequence[int]) -> None:
+        """These are dead, says somebody who knows. Of those of this host that is plain already."""
+        for rank in ranks:
+            if rank not in self._here:
+                self.watch.lose(rank)
+
     # --- Flows ---
 
     @property

@@ -170,6 +170,10 @@ class RankWatch:
             self._news.notify_all()
         self._interrupt()
 
+    def lose(self, rank: int) -> None:
+        """Somebody who knows says that this rank is dead."""
+        self._lines.lose(rank)
+
     def close(self, *, in_good_order: bool) -> None:
         with self._news:
             self._closed = True
