@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent.parent.parent / "examples"
-NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 MARK = "  # gradtide"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if f"{MARK}\n" in path.read_text())
 WRAP = re.compile(r"^ *(\w+) = gradtide\.DataParallel\(\1, (\w+)\)  # gradtide$", re.MULTILINE)
 
 # What follows the optimizer when the model is wrapped, and whether the model steps instead of the optimizer.

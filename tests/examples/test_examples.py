@@ -11,14 +11,16 @@ import pytest
 import torch
 from run_forms import run_forms
 
+from loaded_python import loaded_python
+
 HERE = Path(__file__).parent
 
 
-def start(*arguments):
+def start(*arguments, python=sys.executable):
     """One thread each: there are more processes than cores."""
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     return subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
+        [python, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -43,7 +45,8 @@ def together(tmp_path_factory):
     folder = tmp_path_factory.mktemp("together")
     for name, way in forms.CASES:
         (folder / f"{name},{way}.py").write_text(forms.along(name, way))
-    workers = start("-m", "gradtide", "run", "--workers", 2, "--servers", 1, HERE / "run_forms.py", folder)
+    command = ("-m", "gradtide", "run", "--workers", 2, "--servers", 1)
+    workers = start(*command, HERE / "run_forms.py", folder, python=loaded_python())
     yield folder, workers
     if workers.returncode is None:
         workers.kill()
@@ -121,7 +124,7 @@ def test_an_example_differs_from_its_plain_form_by_whole_lines_that_wrap_cut_and
 def test_torchrun_starts_an_example_as_it_is_and_one_worker_prints_and_saves(tmp_path):
     command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     best = tmp_path / "best.pt"
-    said = finish(start(*command, forms.FOLDER / "digits.py", "--epochs", 1, "--best", best))
+    said = finish(start(*command, forms.FOLDER / "digits.py", "--epochs", 1, "--best", best, python=loaded_python()))
     assert said.count("epoch 1: ") == said.count("test: 0.") == 1
     assert torch.load(best, weights_only=True).keys() == {
         f"{n}.{kind}" for n in (0, 2, 5) for kind in ("weight", "bias")

@@ -13,13 +13,14 @@ from torch import nn
 import gradtide
 from gradtide.errors import ConfigError
 from gradtide.events import BatchStarted, SharesChanged
+from gradtide.observe.meter import Timed
 from gradtide.parallel import split_batch
 from gradtide.parallel.devices import pool
 from gradtide.parallel.devices.pool import find_devices
-from gradtide.train.meter import Timed
 from gradtide.train.record import RunFolder, read_metrics
 from gradtide.train.together.merge import merge
 from gradtide.train.together.trace import trace
+from loaded_python import loaded_python
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -126,7 +127,7 @@ def test_in_async_fit_refuses_balance(forks):
 
 
 def test_workers_get_parts_by_their_speed_and_train_what_one_process_trains(tmp_path):
-    command = [sys.executable, "-m", "gradtide", "run", "--workers", "2", str(HERE / "balanced_fit.py"), str(tmp_path)]
+    command = [loaded_python(), "-m", "gradtide", "run", "--workers", "2", str(HERE / "balanced_fit.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     wanted, _ = fit(build())

@@ -8,10 +8,10 @@ from sklearn import datasets
 
 from gradtide.environment import Environment
 from gradtide.errors import DataError
-from gradtide.train import fashion_mnist
+from gradtide.train.datasets import fashion_mnist
+from gradtide.train.datasets.fashion_mnist import DEBIAN, FILES, fashion_mnist_folder, load_fashion_mnist
+from gradtide.train.datasets.idx import read_idx
 from gradtide.train.digits import load_digits
-from gradtide.train.fashion_mnist import DEBIAN, FILES, fashion_mnist_folder, load_fashion_mnist
-from gradtide.train.idx import read_idx
 from gradtide.train.models import build_model
 
 

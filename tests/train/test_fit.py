@@ -217,12 +217,7 @@ def test_an_error_of_the_reader_is_raised_where_the_batch_is_asked_for():
         next(reader)
 
 
-def test_over_servers_what_is_left_out_is_not_in_checkpoints_and_a_codec_that_is_none_is_told(tmp_path):
+def test_a_codec_that_is_none_is_told():
     data = torch.zeros(4, 2), torch.zeros(4, 1)
-    place, over = gradtide.Checkpoints(str(tmp_path)), gradtide.Servers("bsp")
-    with pytest.raises(
-        ConfigError, match=r"what compress='topk:0\.1' leaves out on workers is not in fit's checkpoints"
-    ):
-        gradtide.fit(nn.Linear(2, 1), data, sync=over, compress="topk:0.1", checkpoints=place)
     with pytest.raises(ConfigError, match="no codec is called that"):
         gradtide.fit(nn.Linear(2, 1), data, compress="zip")

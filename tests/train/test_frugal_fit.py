@@ -15,6 +15,7 @@ import gradtide
 from gradtide.cli import main
 from gradtide.errors import ConfigError
 from gradtide.testing.local_oracle import LocalPlan, play_local
+from loaded_python import loaded_python
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -33,7 +34,7 @@ def found(tmp_path_factory, forks):
         cases = frugal_fits.OVER_SERVERS
         stores = {case: stack.enter_context(gradtide.local_servers(1, forks=forks)).address for case in cases}
         script = [str(HERE / "frugal_fits.py"), str(folder), json.dumps(stores)]
-        command = [sys.executable, "-m", "gradtide", "run", "--workers", str(WORKERS), *script]
+        command = [loaded_python(), "-m", "gradtide", "run", "--workers", str(WORKERS), *script]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
     return [torch.load(folder / f"found-{rank}.pt") for rank in range(WORKERS)]
@@ -70,7 +71,7 @@ def test_local_steps_are_those_of_one_process_that_plays_all_workers(found, name
     # Inner state lasts from one epoch to the next: only plain SGD, which has none, can be played in two parts.
     parts = [batches, batches] if optimizer is frugal_fits.PLAIN else [batches + batches]
     for part in parts:
-        plan = LocalPlan(sync.every, sync.rule, sync.after)
+        plan = LocalPlan(sync.every, sync.rule, sync.after, read_apart=True)
         net = play_local(net, optimizer, functional.mse_loss, part, WORKERS, plan)
     values = [p.detach() for p in net.parameters()]
     exact = "devices" not in options and "accumulate" not in options and not sync.after
@@ -123,7 +124,7 @@ def test_the_command_trains_workers_that_meet_now_and_then(tmp_path):
         "--batch-size",
         "128",
     ]
-    command = [sys.executable, "-m", "gradtide", "train", *options]
+    command = [loaded_python(), "-m", "gradtide", "train", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "met every 2 steps" in (tmp_path / "runs" / "local" / "metrics.jsonl").read_text()

@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from gradtide.checkpoint.shelf import Shelf
+from loaded_python import loaded_python
 
 HERE = Path(__file__).parent
 
 
 def run(folder, workers, what):
-    command = [sys.executable, "-m", "gradtide", "run", "--workers", str(workers), str(HERE / "local_resume_script.py")]
+    command = [loaded_python(), "-m", "gradtide", "run", "--workers", str(workers)]
     done = subprocess.run(
-        [*command, str(folder), what],
+        [*command, str(HERE / "local_resume_script.py"), str(folder), what],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
         capture_output=True,
         text=True,

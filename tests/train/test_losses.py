@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gradtide
 from gradtide.errors import ConfigError, DataError
 from gradtide.parallel.devices.losses import Loss, _on
+from loaded_python import loaded_python
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -78,7 +79,7 @@ def found(tmp_path_factory, forks):
     folder = tmp_path_factory.mktemp("losses")
     with ExitStack() as stack:
         stores = {case: stack.enter_context(gradtide.local_servers(1, forks=forks)).address for case in OVER_SERVERS}
-        command = [sys.executable, "-m", "gradtide", "run", "--workers", "2", str(HERE / "fit_cases.py")]
+        command = [loaded_python(), "-m", "gradtide", "run", "--workers", "2", str(HERE / "fit_cases.py")]
         done = subprocess.run(
             [*command, str(folder), json.dumps(stores)], capture_output=True, text=True, cwd=folder, timeout=120
         )

@@ -11,9 +11,9 @@ from gradtide.events import (
     GradientsSynchronised,
     ParametersUpdated,
 )
-from gradtide.train.meter import Meter
-from gradtide.train.rates import Rates
+from gradtide.observe.meter import Meter
 from gradtide.train.record import RunFolder, draw_curve, read_metrics
+from gradtide.train.steering.rates import Rates
 
 pytestmark = pytest.mark.quick
 

@@ -24,13 +24,14 @@ from gradtide.events import (
     ParametersUpdated,
     Waiting,
 )
+from gradtide.observe.event_log import EventLog, LogReader
+from gradtide.observe.meter import Timed, spans
 from gradtide.train.digits import load_digits
-from gradtide.train.meter import Timed, spans
 from gradtide.train.models import build_model
 from gradtide.train.record import read_metrics
-from gradtide.train.together.log import EventLog, LogReader
 from gradtide.train.together.merge import merge, totals_of
 from gradtide.train.together.trace import trace
+from loaded_python import loaded_python
 
 STEP = [BatchStarted(), GradientsReady(), Waiting(), GradientsSynchronised(70), Waiting(), ParametersUpdated()]
 
@@ -91,7 +92,7 @@ def test_a_log_is_followed_while_it_is_written_and_a_line_cut_short_waits(tmp_pa
 
 
 def run(*arguments, cwd):
-    command = [sys.executable, "-m", "gradtide", *arguments]
+    command = [loaded_python(), "-m", "gradtide", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
 
 
@@ -129,7 +130,7 @@ def test_two_workers_with_two_devices_each_train_through_servers(tmp_path):
 
 
 def test_an_interrupted_run_keeps_what_there_is(tmp_path):
-    command = [sys.executable, "-m", "gradtide", "train", "--workers", "2", "--epochs", "10000", "--name", "long"]
+    command = [loaded_python(), "-m", "gradtide", "train", "--workers", "2", "--epochs", "10000", "--name", "long"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     folder = tmp_path / "runs" / "long"
     deadline = time.monotonic() + 60
@@ -154,7 +155,6 @@ def test_an_interrupted_run_keeps_what_there_is(tmp_path):
         (["--workers", "2", "--sync", "bsp"], "--sync bsp goes through servers; add --servers 2"),
         (["--workers", "2", "--servers", "-1"], "--servers -1 makes no sense"),
         (["--workers", "2", "--baseline"], "--baseline compares devices of one process"),
-        (["--workers", "2", "--sync-batch-norm"], "--sync-batch-norm is over devices of one process"),
         (["--workers", "0"], "0 workers can't train anything"),
         (["--workers", "2", "--sync", "rnig"], "or with --servers bsp, bounded:2, async"),
         (["--workers", "2", "--model", "resnet"], "unknown model 'resnet'"),
@@ -253,7 +253,7 @@ def found(tmp_path_factory):
     done = run("run", "--workers", "2", "--servers", "2", "script.py", cwd=folder)
     assert done.returncode == 0, done.stderr
     code = "import script, torch; torch.save(script.train('auto', 1), 'alone.pt')"
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, timeout=60)
+    subprocess.run([loaded_python(), "-c", code], cwd=folder, check=True, timeout=60)
     return [torch.load(folder / f"found-{rank}.pt") for rank in range(2)], torch.load(folder / "alone.pt")
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from gradtide.extras import require
+
 __all__ = ["load_digits"]
 
 TRAIN_SAMPLES = 1437  # four fifths
@@ -35,6 +37,7 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
             with gzip.open(path) as file:
                 table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
             return table[:, :-1], table[:, -1]
+    require("digits", "the digits data set")
     from sklearn import datasets  # a scikit-learn that keeps the file elsewhere
 
     bunch = datasets.load_digits()

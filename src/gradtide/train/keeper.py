@@ -28,26 +28,27 @@ from gradtide.train.position import Position, share_positions
 from gradtide.train.run_state import (
     add_left_out,
     collect,
+    has_left_out,
     load_groups,
     load_model,
     load_optimizer,
     only_of_all,
     put_back,
     sync_state,
-    without_compression,
     without_draws,
     without_left_out,
 )
+from gradtide.train.together.reporting import find_reports
 
 if TYPE_CHECKING:
     from gradtide.store import Store
-    from gradtide.train.loop import Run
+    from gradtide.train.run import Run
 
 __all__ = ["Checkpoints", "Keeper", "Resumed"]
 
 _LOOK_S = 0.02
 _LAST_S = 10.0  # for what is being written when a run is interrupted
-_BEFORE = {"accumulate": 1, "compress": None}  # what checkpoints of old don't say
+_BEFORE = {"accumulate": 1, "compress": None, "split": False}  # what checkpoints of old don't say
 _WORKERS_S = 120.0  # for the other workers to write theirs
 
 
@@ -97,36 +98,47 @@ class Resumed:
 class Keeper:
     """The checkpoints of one run, as one of its workers sees them."""
 
-    def __init__(self, wanted: Checkpoints, rank: int, size: int, emit: Emit, *, apart: bool = False) -> None:
-        """`apart`: each worker has optimizer state of its own (Local)."""
+    def __init__(
+        self, wanted: Checkpoints, rank: int, size: int, emit: Emit, *, apart: bool = False, alike: bool = False
+    ) -> None:
+        """`apart`: each worker has optimizer state of its own (Local). `alike`: no worker has anything of its own, so
+        another number of them may go on (a split model)."""
         self._wanted, self._rank, self._size, self._emit, self._apart = wanted, rank, size, emit, apart
+        self._alike = alike
         self._due = False  # since a step that workers took by themselves
         self._options = {**wanted.options, "workers": size, **({"apart": True} if apart else {})}
         self._writing: Handle[Taken | None] | None = None
         self._told = (0.0, 0)  # when it began, and with which step
+        self._reports = find_reports()
         found = wanted.find()
         self.resumed = self._load(*found) if found is not None else None
 
     # --- going on ---
 
     def load_model(self, model: Any) -> None:
-        if self.resumed is not None and self._has_model:
+        if self.resumed is not None and self.has_model:
             load_model(model, self.resumed.tensors, self.resumed.address)
 
     def load_optimizer(self, optimizer: Any) -> Any:
         """Its options and its state, unless that is on servers."""
-        if self.resumed is not None and self._has_model:
+        if self.resumed is not None and self.has_model:
             load_optimizer(optimizer, self.resumed.tensors, self.resumed.optimizer)
         elif self.resumed is not None:
             load_groups(optimizer, self.resumed.optimizer)
         return optimizer
 
     def sync_state(self) -> dict[str, Any]:
-        """What workers that step by themselves have besides."""
+        """What workers that step by themselves have besides, and what compression has left out."""
         return {} if self.resumed is None else sync_state(self.resumed.tensors, self.resumed.optimizer)
 
     @property
-    def _has_model(self) -> bool:
+    def has_left_out(self) -> bool:
+        """Whether what the run goes on from has something that compression left out, to be sent later."""
+        return self.resumed is not None and has_left_out(self.resumed.tensors)
+
+    @property
+    def has_model(self) -> bool:
+        """Whether what it goes on from holds the parameters; otherwise servers do."""
         return self.resumed is not None and any(name.startswith("model/") for name in self.resumed.tensors)
 
     def begin(self, run: "Run") -> Position:
@@ -140,9 +152,10 @@ class Keeper:
         """All shards went back to this checkpoint, and so does this worker."""
         self.finish()
         self.resumed = self._load(*find_checkpoint(folder))
-        if self._has_model:
+        if self.has_model:
             self.load_model(run.replicas[0].module)
         self.load_optimizer(run.optimizers[0])
+        run.load_sync_state(self.sync_state())
         return self.begin(run)
 
     def _load(self, place: Place, manifest: Manifest) -> Resumed:
@@ -152,42 +165,39 @@ class Keeper:
         self._check_options(train["options"], place.address)
         lines = [msgspec.convert(line, _FileLine) for line in train["lines"]]
         check_sizes(place, "", manifest.files)
-        if self._apart:
-            self._tell_of_others(len(lines), place.address)
-            return self._load_apart(place, lines, train["optimizer"])
-        own, first = lines[self._rank], lines[0]
-        tensors = _read(place, first.file)
-        if self._rank:
-            tensors = {**without_compression(tensors), **_read(place, own.file)}
-        return Resumed(place.address, own.position, tensors, train["optimizer"])
-
-    def _load_apart(self, place: Place, lines: list[_FileLine], optimizer: dict[str, Any]) -> Resumed:
-        """Each worker with its own optimizer's state, and what worker 0 wrote for all."""
+        if self._alike:
+            return Resumed(place.address, lines[0].position, _read(place, lines[0].file), train["optimizer"])
+        self._tell_of_others(len(lines), place.address)
         own = lines[self._rank % len(lines)]
         tensors = _read(place, own.file)
         if own is not lines[0]:
-            tensors |= only_of_all(_read(place, lines[0].file))
+            tensors |= only_of_all(_read(place, lines[0].file), apart=self._apart)
         if self._rank >= len(lines):  # two workers must not draw the same random numbers, nor send the same later
             tensors = without_left_out(without_draws(tensors))
         tensors = add_left_out(
             tensors, [_read(place, line.file) for line in lines[self._rank + self._size :: self._size]]
         )
         position = share_positions([line.position for line in lines], self._rank, self._size)
-        return Resumed(place.address, position, tensors, {**optimizer, "state": own.state})
+        optimizer = {**train["optimizer"], "state": own.state} if self._apart else train["optimizer"]
+        return Resumed(place.address, position, tensors, optimizer)
 
     def _tell_of_others(self, before: int, where: str) -> None:
-        if self._rank == 0 and before != self._size:
-            warnings.warn(
-                f"{where} is of {before} workers, and there are {self._size}: worker i goes on with the optimizer "
-                f"state that worker i mod {before} had, and what compression had left out of all is kept in sum",
-                stacklevel=2,
-            )
+        if self._rank or before == self._size:
+            return
+        how = "each batch is cut into as many parts from now on"
+        if self._apart:
+            how = f"worker i goes on with the optimizer state that worker i mod {before} had"
+        warnings.warn(
+            f"{where} is of {before} workers, and there are {self._size}: {how}, and what compression had left out of "
+            "all is kept in sum",
+            stacklevel=2,
+        )
 
     def _check_options(self, saved: dict[str, Any], where: str) -> None:
         if self._apart != bool(saved.get("apart")):
             raise ConfigError(f"{where} was made {'without' if self._apart else 'with'} Local; resume with the same")
         for name, value in self._options.items():
-            if name == "workers" and self._apart:
+            if name == "workers":
                 continue
             before = saved.get(name, _BEFORE.get(name, value))
             if before != value:
@@ -206,9 +216,10 @@ class Keeper:
         began_s, step = time.monotonic(), at.step
         self.finish()
         try:
-            self._writing, self._told = self._begin(run, at), (began_s, step)
+            self._told, self._writing = (began_s, step), self._begin(run, at)
         except GradtideError as error:
             self._emit(CheckpointFailed(step, str(error)))
+            self._writing = _done(None)
 
     def finish(self) -> None:
         """Until what is being written is written, or has failed."""
@@ -216,13 +227,17 @@ class Keeper:
         if writing is None:
             return
         began_s, step = self._told
+        taken = None
         try:
             taken = writing.wait()
         except GradtideError as error:
             self._emit(CheckpointFailed(step, str(error)))
-            return
         if taken is not None:
             self._emit(CheckpointTaken(step, taken.address, taken.manifest.size_bytes, time.monotonic() - began_s))
+        self._reports.checkpoint(step, "" if taken is None else taken.address)
+
+    def after_epoch(self, at: Position) -> None:
+        self._reports.epoch(at)
 
     def close(self) -> None:
         """The run is over, well or badly: what is nearly written may still become a checkpoint."""
@@ -239,7 +254,9 @@ class Keeper:
         store = run.store
         mine = _Mine(shelf.place, folder, self._rank, msgspec.json.encode(at))
         first = run.has_model and self._rank == 0
-        mine.tensors, optimizer = collect(run, with_model=first, with_state=first or (run.has_model and self._apart))
+        with run.whole():
+            with_state = first or (run.has_model and self._apart)
+            mine.tensors, optimizer = collect(run, with_model=first, with_state=with_state)
         mine.state = optimizer["state"] if self._apart else {}
         if self._rank:
             return _in_background(mine.write_line)

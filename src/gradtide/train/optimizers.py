@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradtide.errors import ConfigError
-from gradtide.train.rates import check_rate
+from gradtide.train.steering.rates import check_rate
 
 __all__ = ["OptimizerFactory", "Optimizers"]
 
@@ -28,6 +28,7 @@ class Optimizers:
         self._factory = None if isinstance(wanted, torch.optim.Optimizer) else _factory(wanted, lr)
         self._asked = None if self._factory is not wanted and self._given is None else lr  # a rate that went nowhere
         self._rates: list[float] | None = None  # of each group, before the factor
+        self._first: list[float] | None = None  # of each group, before any schedule
         self._set: list[float] | None = None  # what the groups were told last
         if self._given is not None:
             _check_given(self._given, model)
@@ -91,6 +92,27 @@ class Optimizers:
         self._rates = [float(group["lr"]) for group in own]
         for index, group in _groups(optimizers):
             group.update({name: value for name, value in own[index].items() if name not in ("params", "lr")})
+
+    def begin_schedule(self, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+        """The optimizer that a scheduler is to change: with the rates that the user gave, as before any step."""
+        if self._given is not None:
+            return self._given
+        if self._first is None:
+            assert self._rates is not None
+            self._first = list(self._rates)
+        for group, rate in zip(optimizers[0].param_groups, self._first, strict=True):
+            group["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], Tensor) else rate
+            group.pop("initial_lr", None)
+        return optimizers[0]
+
+    def follow_schedule(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """The scheduler has moved: what it set (rates, momentum) is everybody's."""
+        if self._given is not None:
+            return
+        first = optimizers[0].param_groups
+        self._rates, self._set = [float(group["lr"]) for group in first], None
+        for index, group in _groups(optimizers[1:]):
+            group.update({name: value for name, value in first[index].items() if name not in ("params", "lr")})
 
     def forget(self) -> None:
         """The optimizers were loaded from a checkpoint: what their rates are now, nobody has set."""

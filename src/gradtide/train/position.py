@@ -1,6 +1,7 @@
 """Where a run is: its epoch, the batches of it that are done, and what was seen so far."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -8,13 +9,45 @@ from msgspec.structs import replace
 __all__ = ["History", "Position", "share_positions"]
 
 
-class History(msgspec.Struct):
-    """What a run saw, an entry an epoch."""
+class History(msgspec.Struct, dict=True):
+    """What a run saw, an entry an epoch: `print(history)` is a table, `history.plot("curve.png")` a picture."""
 
     loss: list[float] = []
     accuracy: list[float | None] = []
-    test_loss: list[float] = []
+    test_loss: list[float] = []  # validation_loss is another name for it
     test_accuracy: list[float | None] = []
+    lr: list[float] = []  # of the epoch's last step
+    metrics: dict[str, list[float | None]] = {}  # by name, of the validation data
+    stopped: str = ""  # why the run ended before its last epoch, if it did
+
+    def __post_init__(self) -> None:
+        # After which step this run went on, and from where. It is no part of what was seen: not kept, not compared.
+        self.resumed = ""
+
+    @property
+    def validation_loss(self) -> list[float]:
+        return self.test_loss
+
+    @property
+    def validation_accuracy(self) -> list[float | None]:
+        return self.test_accuracy
+
+    def columns(self) -> dict[str, list[float | None]]:
+        """Whatever was seen, by name: loss, accuracy, validation_loss, ..., every metric, lr."""
+        named: dict[str, Any] = {"loss": self.loss, "accuracy": self.accuracy, "validation_loss": self.test_loss}
+        named |= {"validation_accuracy": self.test_accuracy, **self.metrics, "lr": self.lr}
+        return {name: list(values) for name, values in named.items() if any(value is not None for value in values)}
+
+    def __str__(self) -> str:
+        from gradtide.train.steering.table import as_table
+
+        return as_table(self.columns(), {"resumed": self.resumed, "stopped": self.stopped})
+
+    def plot(self, path: str) -> None:
+        """Draws loss and metrics over epochs into a picture: PNG, SVG or PDF, by the name's ending."""
+        from gradtide.train.steering.table import draw
+
+        draw(self.columns(), path)
 
 
 class Position(msgspec.Struct):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from gradtide.errors import OutputError
-from gradtide.events import BatchDone, CompressionDecided, EpochDone, Event, SharesChanged
+from gradtide.events import BatchDone, CompressionDecided, EpochDone, Event, SharesChanged, SplitDecided
 
 __all__ = ["RunFolder", "draw_curve", "lines_before", "read_metrics"]
 
@@ -55,9 +55,12 @@ class RunFolder:
                 self.write({"run": run, "kind": "shares", "seconds": seconds, "step": step, **asdict(event)})
             elif isinstance(event, CompressionDecided):
                 self.write({"run": run, "kind": "compression", "seconds": seconds, **asdict(event)})
+            elif isinstance(event, SplitDecided):
+                self.write({"run": run, "kind": "split", "seconds": seconds, **asdict(event)})
             elif isinstance(event, EpochDone):
                 line = {"epoch": event.epoch, "test_loss": event.test_loss, "test_accuracy": event.test_accuracy}
-                self.write({"run": run, "kind": "epoch", "seconds": seconds, **line})
+                own = {"metrics": event.metrics} if event.metrics else {}
+                self.write({"run": run, "kind": "epoch", "seconds": seconds, **line, **own})
 
         return observe
 

@@ -1,5 +1,6 @@
 """What a run needs to go on bit for bit, as tensors by name and plain values: model, optimizer, buffers, generators."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,18 +10,18 @@ from torch import Tensor, nn
 from gradtide.errors import DataError
 
 if TYPE_CHECKING:
-    from gradtide.train.loop import Run
+    from gradtide.train.run import Run
 
 __all__ = [
     "add_left_out",
     "collect",
+    "has_left_out",
     "load_groups",
     "load_model",
     "load_optimizer",
     "only_of_all",
     "put_back",
     "sync_state",
-    "without_compression",
     "without_draws",
     "without_left_out",
 ]
@@ -28,6 +29,7 @@ __all__ = [
 MODEL, STATE, REPLICA, RANDOM, OUTER = "model/", "optimizer/", "replica-", "random/", "outer/"
 COMPRESSION = "compression/"  # each worker's own
 COMPRESSION_LEFT = f"{COMPRESSION}left "  # of that, what it has left out
+_COMPRESSION_RATE = f"{COMPRESSION}rate "  # and the learning rate by which that counts
 _PART = "\n"  # between a parameter's name and that of a piece of the outer optimizer's state
 
 
@@ -84,13 +86,15 @@ def sync_state(tensors: Mapping[str, Tensor], plain: Mapping[str, Any]) -> dict[
     return {**kept, "outer": outer, **own}
 
 
-def only_of_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of what one worker wrote: what is not its own."""
-    return {name: tensor for name, tensor in tensors.items() if name.startswith((MODEL, OUTER))}
+def only_of_all(tensors: Mapping[str, Tensor], *, apart: bool) -> dict[str, Tensor]:
+    """Of what one worker wrote: what is not its own. `apart`: the optimizer's state is."""
+    of_all = (MODEL, OUTER) if apart else (MODEL, OUTER, STATE)
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(of_all)}
 
 
-def without_compression(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in tensors.items() if not name.startswith(COMPRESSION)}
+def has_left_out(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether compression had left out anything that is not sent yet."""
+    return any(name.startswith(COMPRESSION_LEFT) and bool(tensor.any()) for name, tensor in tensors.items())
 
 
 def without_left_out(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -98,15 +102,29 @@ def without_left_out(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def add_left_out(tensors: dict[str, Tensor], others: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """With what compression had left out of other workers' changes, too: their sum is what counts."""
+    """With what compression had left out of other workers' gradients or changes, too: their sum is what counts."""
     total = dict(tensors)
     for other in others:
-        for name, tensor in other.items():
+        for name, left in other.items():
             if name.startswith(COMPRESSION_LEFT):
-                total[name] = total[name] + tensor if name in total else tensor
-            elif name.startswith(COMPRESSION):
+                _add_one(total, other, name, left)
+        for name, tensor in other.items():
+            if name.startswith(COMPRESSION):
                 total.setdefault(name, tensor)
     return total
+
+
+def _add_one(total: dict[str, Tensor], other: Mapping[str, Tensor], name: str, left: Tensor) -> None:
+    """A worker that had no gradient of late has one that counts by an earlier learning rate."""
+    rate = _COMPRESSION_RATE + name[len(COMPRESSION_LEFT) :]
+    if name not in total:
+        total[name], total[rate] = left, other[rate]
+        return
+    own, theirs = float(total[rate]), float(other[rate])
+    if math.isnan(own):
+        total[rate] = other[rate]
+    alike = math.isnan(own) or math.isnan(theirs) or own == theirs
+    total[name] = total[name] + (left if alike else left * (theirs / own))
 
 
 def without_draws(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -173,4 +191,5 @@ def put_back(run: "Run", tensors: Mapping[str, Tensor], draws: bool) -> None:
             random.generator.set_state(state.clone())
         with torch.no_grad():
             for name, buffer in replica.module.named_buffers():
-                buffer.copy_(tensors[f"{REPLICA}{i}/{name}"])
+                first = tensors[f"{REPLICA}0/{name}"]  # what a device begins with that was not there before
+                buffer.copy_(tensors.get(f"{REPLICA}{i}/{name}", first))

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gradtide.events import BatchDone, CompressionDecided, EpochDone, Event, SharesChanged
-from gradtide.train.meter import Meter, Timed, Totals
+from gradtide.events import BatchDone, CompressionDecided, EpochDone, Event, SharesChanged, SplitDecided
+from gradtide.observe.meter import Meter, Timed, Totals
 
 __all__ = ["first_s", "merge", "totals_of"]
 
@@ -43,10 +43,9 @@ def merge(run: str, logs: Mapping[int, Sequence[Timed]]) -> list[dict[str, Any]]
     lines = [_batch(steps[step]) for step in sorted(steps)] + [_epoch(epochs[epoch]) for epoch in sorted(epochs)]
     for rank, log in logs.items():
         lines += _shares(rank, log, began_s, first=rank == min(logs))
-    decided = (
-        [(at_s, event) for at_s, event in logs[min(logs)] if isinstance(event, CompressionDecided)] if logs else []
-    )
-    lines += [{"kind": "compression", "seconds": round(at_s - began_s, 6), **asdict(event)} for at_s, event in decided]
+    for kind, decided in (("compression", CompressionDecided), ("split", SplitDecided)):
+        told = [(at_s, event) for at_s, event in logs[min(logs)] if isinstance(event, decided)] if logs else []
+        lines += [{"kind": kind, "seconds": round(at_s - began_s, 6), **asdict(event)} for at_s, event in told]
     return [{"run": run, **line} for line in sorted(lines, key=lambda line: line["seconds"])]
 
 
@@ -85,4 +84,5 @@ def _epoch(parts: Sequence[tuple[float, EpochDone]]) -> dict[str, Any]:
         "epoch": event.epoch,
         "test_loss": event.test_loss,
         "test_accuracy": event.test_accuracy,
+        **({"metrics": event.metrics} if event.metrics else {}),
     }

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradtide.train.meter import PHASES, Totals
+from gradtide.observe.meter import PHASES, Totals
 
 __all__ = ["draw_time"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gradtide.errors import OutputError
 from gradtide.events import BatchDone, SharesChanged
-from gradtide.train.meter import Timed, spans
+from gradtide.observe.meter import Timed, spans
 from gradtide.train.together.merge import first_s
 
 __all__ = ["trace", "write_trace"]

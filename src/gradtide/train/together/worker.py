@@ -4,11 +4,12 @@ import sys
 from pathlib import Path
 
 from gradtide.errors import CommunicationError, GradtideError
+from gradtide.observe.event_log import EventLog, log_path
 from gradtide.sync import current_job
 from gradtide.train.loop import fit
 from gradtide.train.models import build_model
 from gradtide.train.settings import Settings
-from gradtide.train.together.log import EventLog, log_path
+from gradtide.train.steering.best import write_model
 
 __all__ = ["main"]
 
@@ -17,10 +18,15 @@ def main(argument: str) -> None:
     settings = Settings.from_json(argument)
     log = EventLog(log_path(Path(settings.folder), current_job().rank))
     train, test = settings.load()
+    final = Path(settings.folder) / "model.safetensors"
+    if current_job().rank == 0:
+        final.unlink(missing_ok=True)  # of the run that this one goes on with
     try:
         model, keeping = build_model(settings.model, settings.fit["seed"]), settings.keeping()
-        given = {"devices": settings.devices, "sync": settings.how(), "checkpoints": keeping, **settings.fit}
-        fit(model, train, test_data=test, emit=log.observe, **given)
+        given = {"devices": settings.devices, "sync": settings.how(), "checkpoints": keeping, **settings.arguments()}
+        fit(model, train, validation=test, progress=False, emit=log.observe, **given)
+        if current_job().rank == 0:
+            write_model(final, model.state_dict())
     finally:
         log.close()
 

@@ -1,0 +1,63 @@
+"""A line an epoch: in a CSV file, and for TensorBoard. One worker writes."""
+
+import csv
+import importlib
+from pathlib import Path
+from typing import Any
+
+from gradtide.errors import ConfigError, OutputError
+from gradtide.train.steering.callbacks import EpochEnd, FitEnd
+
+__all__ = ["CSVLog", "TensorBoardLog"]
+
+
+class CSVLog:
+    """Every epoch's figures as a line of a CSV file. A run that is resumed writes the lines before it, too."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+
+    def __call__(self, event: Any) -> None:
+        if not isinstance(event, EpochEnd) or not event.is_main:
+            return
+        columns: dict[str, list[Any]] = {**event.history.columns()}
+        epochs = max(map(len, columns.values()))
+        padded: dict[str, list[Any]] = {
+            name: [None] * (epochs - len(values)) + values for name, values in columns.items()
+        }
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            beside = self._path.with_name(f".{self._path.name}.new")
+            with beside.open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(["epoch", *padded])
+                writer.writerows([epoch + 1, *row] for epoch, row in enumerate(zip(*padded.values(), strict=True)))
+            beside.replace(self._path)
+        except OSError as error:
+            raise OutputError(f"CSVLog can't write {self._path}: {error.strerror}; name another file") from error
+
+
+class TensorBoardLog:
+    """Every epoch's figures as scalars for `tensorboard --logdir folder`."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = str(folder)
+        self._writer: Any = None
+        _summary_writer()
+
+    def __call__(self, event: Any) -> None:
+        if isinstance(event, EpochEnd) and event.is_main:
+            self._writer = self._writer or _summary_writer()(self._folder)
+            for name, value in event.values.items():
+                self._writer.add_scalar(name, value, event.epoch)
+            self._writer.flush()
+        elif isinstance(event, FitEnd) and self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _summary_writer() -> Any:
+    try:
+        return importlib.import_module("torch.utils.tensorboard").SummaryWriter
+    except ImportError as error:
+        raise ConfigError("TensorBoardLog needs TensorBoard: pip install 'gradtide[tensorboard]'") from error

@@ -1,0 +1,146 @@
+"""fit's run of a split model: the same loop, whose steps go through the stages of one model."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradtide.errors import ConfigError
+from gradtide.even_share import even_share
+from gradtide.events import BatchDone, Emit, Event, ParametersUpdated, SplitDecided
+from gradtide.parallel import Device, DeviceBatch, DevicePool, ModelParallel
+from gradtide.parallel.devices.losses import Loss
+from gradtide.parallel.devices.nested import length
+from gradtide.parallel.devices.replicas import FlatGradients, Replica
+from gradtide.parallel.devices.step import BatchResult, count_correct
+from gradtide.parallel.split.cut.exactness import BatchNormChoice
+from gradtide.sync import Job
+from gradtide.train.evaluation import Evaluation
+from gradtide.train.keeper import Keeper
+from gradtide.train.optimizers import Optimizers
+from gradtide.train.position import History, Position
+from gradtide.train.run import Run
+from gradtide.train.source import BatchSource, StepSource, read_ahead
+from gradtide.train.steering.outputs import join_rows
+from gradtide.train.steering.rates import Rates
+
+__all__ = ["RunSplit"]
+
+
+class RunSplit(Run):
+    """The one replica is the model itself: it has its parameters while nobody steps (`whole`), and at the end."""
+
+    model: ModelParallel
+
+    def __init__(
+        self,
+        joined: tuple[Job | None, Any],
+        model: nn.Module,
+        devices: Sequence[Device],
+        pool: DevicePool,
+        loss: Loss,
+        strategy: str,
+        sync_batch_norm: bool,
+        seed: int,
+    ) -> None:
+        self._job, self._wanted = joined
+        self.is_main = self._job is None or self._job.rank == 0
+        if self._job is not None and len(devices) > 1:
+            raise ConfigError("with split= every worker of a job is a device; leave devices= out")
+        if loss.weighted:
+            raise ConfigError(
+                "sample weights are for copies of a whole model, and split= for parts of one; leave one out"
+            )
+        self.pool, self.loss, self.strategy, self._seed = pool, loss, strategy, seed
+        self.replicas = [Replica(devices[0], model.train(), FlatGradients([]))]
+        self.optimizers, self.shares, self.randomness, self.least_part = [], None, None, 1
+        self.epoch_random, self.resumed_random = torch.get_rng_state(), None
+        self._failed, self._told = False, False
+        self._batch_norm: BatchNormChoice = "shared" if sync_batch_norm else ""
+
+    def start(self, made_by: Optimizers, keeper: Keeper) -> None:
+        self.made_by, module = made_by, self.replicas[0].module
+        self.optimizers = [keeper.load_optimizer(made_by.make(module))]
+        options: dict[str, Any] = {"seed": self._seed, "batch_norm": self._batch_norm}
+        options["clip_norm"] = self.steering.clip_norm
+        if self._job is None:
+            self.model = ModelParallel.on_pool(self.pool, module, self.optimizers[0], self._wanted, **options)
+        else:
+            self.model = ModelParallel(module, self.optimizers[0], self._wanted, job=self._job, **options)
+
+    def train(
+        self, source: StepSource, tests: BatchSource | None, epochs: int, rates: Rates, emit: Emit, keeper: Keeper
+    ) -> History:
+        told = emit if self._job is None else _shared_out(self._job, emit)
+        return super().train(source, tests, epochs, rates, told, keeper)
+
+    def _begin(self, at: Position) -> None:
+        self.model.steps = at.step
+
+    def _shards(self, source: StepSource, at: Position) -> Iterator[list[DeviceBatch]]:
+        return read_ahead([DeviceBatch(step.inputs, step.targets, 1.0)] for step in self._read(source.read, at))
+
+    def _any_says(self, this_one: bool) -> bool:
+        group = None if self._job is None else self._job.group
+        return this_one if group is None else bool(group.all_reduce(torch.tensor([int(this_one)])) > 0)
+
+    def _step(self, shards: list[DeviceBatch], emit: Emit) -> BatchResult:
+        try:
+            self.model.step(shards[0].inputs, shards[0].targets, self.loss)
+        except BaseException:
+            self._failed = True
+            raise
+        if not self._told:
+            emit(SplitDecided(self.model.explain()))
+            self._told = True
+        emit(ParametersUpdated())
+        assert self.model.last is not None
+        return self.model.last
+
+    def _evaluate(self, tests: BatchSource) -> Evaluation | None:
+        """Every worker has what the model returns for all samples."""
+        total, terms, samples, correct = 0.0, 0.0, 0, list[int | None]()
+        metrics = self.steering.metrics
+        metrics.reset()
+        self.model.eval()
+        for inputs, targets in tests.read(0):
+            outputs = self.model(inputs)
+            weighed = self.loss.begin([DeviceBatch(inputs, targets, 1.0)], split=False)
+            value = self.loss(outputs, targets).item() if weighed.terms else 0.0
+            total, terms, samples = total + value * weighed.terms, terms + weighed.terms, samples + length(inputs)
+            correct.append(count_correct(outputs, targets))
+            metrics.update(join_rows([outputs], [length(inputs)]), targets, length(inputs)) if metrics else None
+        self.model.train()
+        right = [one for one in correct if one is not None]
+        of_classes = sum(right) if len(right) == len(correct) else None
+        return Evaluation.of(total, terms, of_classes, samples, metrics.compute())
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        self.model.give_back()
+        try:
+            yield
+        finally:
+            self.model.take_again()
+
+    def close(self) -> None:
+        """A job that lost a worker has lost its part of the model: that is in the last checkpoint."""
+        if not (self._failed and self._job is not None):
+            self.model.give_back()
+        self.model.close()
+
+
+def _shared_out(job: Job, emit: Emit) -> Emit:
+    """Every worker has seen the whole batch, and tells of its share: whoever adds up has it once."""
+
+    def tell(event: Event) -> None:
+        if isinstance(event, BatchDone):
+            mine = [even_share(count, job.rank, job.size) for count in (event.samples, event.correct or 0)]
+            samples, correct = (last - first for first, last in mine)
+            event = replace(event, samples=samples, correct=None if event.correct is None else correct)
+        emit(event)
+
+    return tell
