@@ -110,6 +110,11 @@ _shared: set[Known] = set()  # what fixtures of more than one test have started
 _before: set[Known] = set()  # what was there when this test began
 
 
+def share(pid: int) -> None:
+    """This process serves more than one test, whoever has started it."""
+    _shared.add((pid, _state(pid)[1]))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     adopt_orphans()
     restore_signals()

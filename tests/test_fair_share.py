@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gradtide.even_share import even_share
@@ -22,6 +22,7 @@ def cuts(samples, owners, least):
     return np.column_stack([first, samples - first.sum(1)])[samples - first.sum(1) >= least]
 
 
+@example([Cost(0.0, 0.0), Cost(4.0, 2.2250738585072014e-308)], 2, 1)  # more samples than a float can say, less than 0
 @given(COSTS, st.integers(1, 64), st.integers(1, 2))
 @settings(max_examples=200, deadline=None)
 def test_no_cut_of_a_batch_has_a_shorter_longest_part(costs, samples, least):

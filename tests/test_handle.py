@@ -9,7 +9,6 @@ from gradtide import Group
 from gradtide.errors import Closed, CommunicationError, Mismatch, OutputError, PeerLost
 from gradtide.handle import Handle
 from gradtide.store.client.checkpointing import CheckpointOptions
-from gradtide.store.local.servers import Forks
 from gradtide.store.wire.messages import Version
 from gradtide.testing.check_handle import Begun, check_handle
 
@@ -142,12 +141,6 @@ def test_handles_of_operations_that_a_rank_leaves_keep_the_contract():
     check_handle(begun)
     for group in left:
         group.close()
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

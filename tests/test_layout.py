@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,11 @@ def test_no_folder_is_a_maze_and_no_class_name_is_defined_twice():
         node.name for m in MODULES for node in ast.parse((PACKAGE / m).read_text()).body if type(node) is ast.ClassDef
     ]
     assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_no_two_modules_of_tests_have_one_name():
+    """Folders of tests are no packages: whoever came second would get the other's."""
+    names = [
+        path.name for path in Path(__file__).parent.rglob("*.py") if path.name not in ("__init__.py", "conftest.py")
+    ]
+    assert [name for name, count in Counter(names).items() if count > 1] == []

@@ -11,52 +11,102 @@ if TYPE_CHECKING:
     from gradtide import errors
     from gradtide.collective import Group, sum_over_devices
     from gradtide.collective.c10d.hook import ddp_hook
+    from gradtide.collective.c10d.starting import init
     from gradtide.compress import Compress
-    from gradtide.parallel import DataParallel, DevicePool, find_devices, replicate, shard, split_batch, train_batch
+    from gradtide.parallel import (
+        DataParallel,
+        DevicePool,
+        ModelParallel,
+        find_devices,
+        replicate,
+        shard,
+        split_batch,
+        train_batch,
+    )
+    from gradtide.parallel.split.planning import split
     from gradtide.schedule.plan import plan
+    from gradtide.schedule.step.layout import Layout
     from gradtide.store import Store, connect, local_servers, update
     from gradtide.sync import Local, Servers
+    from gradtide.sync.own_loop import is_main, mean_over_workers, rank, workers
     from gradtide.timeouts import Timeouts
-    from gradtide.train import Checkpoints, evaluate, fit
+    from gradtide.train import (
+        BestModel,
+        Checkpoints,
+        CSVLog,
+        EarlyStopping,
+        EpochEnd,
+        FitEnd,
+        OverAll,
+        TensorBoardLog,
+        evaluate,
+        fit,
+        predict,
+    )
 
 __version__ = "0.1.0"
 
 # Where each public name lives.
 _EXPORTS = {
+    "BestModel": "gradtide.train",
+    "CSVLog": "gradtide.train",
     "Checkpoints": "gradtide.train",
     "Compress": "gradtide.compress",
     "DataParallel": "gradtide.parallel",
     "DevicePool": "gradtide.parallel",
+    "EarlyStopping": "gradtide.train",
+    "EpochEnd": "gradtide.train",
+    "FitEnd": "gradtide.train",
     "Group": "gradtide.collective",
+    "Layout": "gradtide.schedule.step.layout",
     "Local": "gradtide.sync",
+    "ModelParallel": "gradtide.parallel",
+    "OverAll": "gradtide.train",
     "Servers": "gradtide.sync",
     "Store": "gradtide.store",
+    "TensorBoardLog": "gradtide.train",
     "Timeouts": "gradtide.timeouts",
     "connect": "gradtide.store",
     "ddp_hook": "gradtide.collective.c10d.hook",
     "evaluate": "gradtide.train",
     "find_devices": "gradtide.parallel",
     "fit": "gradtide.train",
+    "init": "gradtide.collective.c10d.starting",
+    "is_main": "gradtide.sync.own_loop",
     "local_servers": "gradtide.store",
+    "mean_over_workers": "gradtide.sync.own_loop",
     "plan": "gradtide.schedule.plan",
+    "predict": "gradtide.train",
+    "rank": "gradtide.sync.own_loop",
     "replicate": "gradtide.parallel",
     "shard": "gradtide.parallel",
+    "split": "gradtide.parallel.split.planning",
     "split_batch": "gradtide.parallel",
     "sum_over_devices": "gradtide.collective",
     "train_batch": "gradtide.parallel",
     "update": "gradtide.store",
+    "workers": "gradtide.sync.own_loop",
 }
 _OLD = {"all_reduce": "gradtide.collective"}  # they warn who calls them, and go with the next release
 
 __all__ = [
+    "BestModel",
+    "CSVLog",
     "Checkpoints",
     "Compress",
     "DataParallel",
     "DevicePool",
+    "EarlyStopping",
+    "EpochEnd",
+    "FitEnd",
     "Group",
+    "Layout",
     "Local",
+    "ModelParallel",
+    "OverAll",
     "Servers",
     "Store",
+    "TensorBoardLog",
     "Timeouts",
     "__version__",
     "connect",
@@ -65,14 +115,21 @@ __all__ = [
     "evaluate",
     "find_devices",
     "fit",
+    "init",
+    "is_main",
     "local_servers",
+    "mean_over_workers",
     "plan",
+    "predict",
+    "rank",
     "replicate",
     "shard",
+    "split",
     "split_batch",
     "sum_over_devices",
     "train_batch",
     "update",
+    "workers",
 ]
 
 

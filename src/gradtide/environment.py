@@ -19,7 +19,8 @@ class Launch:
     master_addr: str  # MASTER_ADDR
     master_port: int  # MASTER_PORT
     agent_store: bool  # TORCHELASTIC_USE_AGENT_STORE: torchrun itself holds the store at that address
-    job: str = ""  # GRADTIDE_JOB: `gradtide run` started all ranks on this host; they meet under this name
+    job: str = ""  # GRADTIDE_JOB: our own launcher started all ranks; on one host they meet under this name
+    several_hosts: bool = False  # GRADTIDE_SEVERAL_HOSTS: it did so on several
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,16 @@ class Environment:
     launch: Launch | None = None  # when RANK is set
     store: str = ""  # GRADTIDE_STORE: the address of the job's store, if it has one
     secret_file: str = ""  # GRADTIDE_SECRET_FILE: where this process's key is, for a store over TCP
+    insecure_network: bool = False  # GRADTIDE_INSECURE_NETWORK: the job's registrar is reached unencrypted
     encrypt: bool = False  # GRADTIDE_ENCRYPT: whether what goes between hosts is encrypted; needs a secret file
     flows: int = 0  # GRADTIDE_FLOWS: connections between each two ranks of different hosts; 0: as measured, or one
     incarnation: int = 0  # GRADTIDE_INCARNATION: how often this rank was started again
     members: str = ""  # GRADTIDE_MEMBERS: where to ask who works together, in a job that goes on when a worker dies
     step_s: float | None = None  # GRADTIDE_STEP_TIMEOUT: how long a step may wait for a worker that lives
     topology: str = ""  # GRADTIDE_TOPOLOGY: the file or preset that process groups on several hosts plan on
+    events: str = ""  # GRADTIDE_EVENTS: a folder where workers write their events down, for a dashboard
+    reports: str = ""  # GRADTIDE_REPORTS: "ray-train:" and a word, in a worker of Ray Train: fit reports there
+    ray_address: str = ""  # RAY_ADDRESS: of the Ray cluster to run on, unless another is named
     threads: int | None = None  # OMP_NUM_THREADS
     colour: bool = True  # unless NO_COLOR is set or TERM is dumb
 
@@ -49,12 +54,16 @@ def read_environment() -> Environment:
         launch=_launch(),
         store=os.environ.get("GRADTIDE_STORE", ""),
         secret_file=os.environ.get("GRADTIDE_SECRET_FILE", ""),
+        insecure_network=_flag("GRADTIDE_INSECURE_NETWORK"),
         encrypt=_flag("GRADTIDE_ENCRYPT"),
         flows=_flows(),
         incarnation=_number("GRADTIDE_INCARNATION", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         members=os.environ.get("GRADTIDE_MEMBERS", ""),
         step_s=_seconds("GRADTIDE_STEP_TIMEOUT"),
         topology=os.environ.get("GRADTIDE_TOPOLOGY", ""),
+        events=os.environ.get("GRADTIDE_EVENTS", ""),
+        reports=os.environ.get("GRADTIDE_REPORTS", ""),
+        ray_address=os.environ.get("RAY_ADDRESS", ""),
         threads=int(threads) if threads.isdecimal() else None,
         colour=not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
     )
@@ -70,6 +79,7 @@ def _launch() -> Launch | None:
         _number("MASTER_PORT", "29500"),
         os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         _job(),
+        _flag("GRADTIDE_SEVERAL_HOSTS"),
     )
 
 

@@ -1,11 +1,11 @@
 """One event vocabulary: what gradtide tells whoever watches.
 
 Code on the way of a gradient calls `emit(event)` and never reads a clock; the observer that receives an event notes
-when it came (see train/meter.py). An observer is a plain function, passed down; there is no global list of them.
+when it came (see observe/meter.py). An observer is a plain function, passed down; there is no global list of them.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = [
     "BatchDone",
@@ -17,11 +17,21 @@ __all__ = [
     "Emit",
     "EpochDone",
     "Event",
+    "FailedOver",
     "GradientsReady",
     "GradientsSynchronised",
+    "LinksPlanned",
     "LocalWindow",
+    "MemberCame",
+    "MemberLost",
+    "MembersDecreed",
     "ParametersUpdated",
+    "ReplicasShort",
+    "ShardsLost",
     "SharesChanged",
+    "SplitDecided",
+    "TaskDone",
+    "ValuesPulled",
     "Waiting",
     "ignore",
 ]
@@ -55,6 +65,25 @@ class GradientsSynchronised(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LinksPlanned(Event):
+    """What this worker sends to whom in each synchronisation from now on, as far as that is known beforehand: each
+    GradientsSynchronised with bytes stands for one. `predicted_s`: how long one takes on `links`, by the planner."""
+
+    way: str
+    loads: list[list[str | int]]  # [from whom, to whom, bytes]
+    predicted_s: float | None = None
+    links: str = ""  # the topology that it was predicted on
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesPulled(Event):
+    """Servers' values are here. `staleness`: how many rounds before this worker's step are missing in them."""
+
+    round: int
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True)
 class LocalWindow(Event):
     """What a worker changed by itself in some steps is in the base on the servers. Where each shard was in its one
     order of updates, as [shard, epoch, sequence]: when the worker pulled the base that it began with, and when its
@@ -69,6 +98,19 @@ class LocalWindow(Event):
 @dataclass(frozen=True, slots=True)
 class ParametersUpdated(Event):
     """Every device has taken its optimizer step."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDone(Event):
+    """A device of a split model has done a task of its step. `waited_s`: of that, for what others had yet to send."""
+
+    device: int
+    kind: str  # as in schedule/step/model.py
+    stage: int
+    micro: int
+    begin_s: float  # time.perf_counter(), which all processes of a host share
+    end_s: float
+    waited_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +132,14 @@ class EpochDone(Event):
     epoch: int
     test_loss: float | None
     test_accuracy: float | None
+    metrics: dict[str, float] = field(default_factory=dict)  # of the user's own, by name
+
+
+@dataclass(frozen=True, slots=True)
+class SplitDecided(Event):
+    """How a model is split, and why, as it is known with its first batch."""
+
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +161,51 @@ class CompressionDecided(Event):
 @dataclass(frozen=True, slots=True)
 class Degraded(Event):
     """So many shards of a store have no replica in sync: what is pushed to them is applied, and no more. 0: all do."""
+
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberCame(Event):
+    """A server or a worker of a store has come, or has come again."""
+
+    role: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost(Event):
+    """A server or a worker of a store is not there any more: its process died, or its lease ran out."""
+
+    role: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class MembersDecreed(Event):
+    """Who is in the rounds from now on."""
+
+    workers: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedOver(Event):
+    """Shards of a server that was lost have another primary, which has all that was acknowledged."""
+
+    server: str
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasShort(Event):
+    """So many shards have fewer copies than were asked for; 0: all have theirs again."""
+
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsLost(Event):
+    """So many shards had to begin anew, or with a checkpoint: more servers died than there were replicas."""
 
     shards: int
 

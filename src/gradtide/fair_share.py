@@ -78,9 +78,10 @@ def fair_shares(costs: Sequence[Cost], samples: int, least: int = 1) -> tuple[in
 
 def _within(cost: Cost, done_s: float, most: int) -> int:
     """How many samples it has done by then."""
-    if cost.sample_s * most <= done_s - cost.fixed_s:
+    left_s = done_s - cost.fixed_s
+    if cost.sample_s * most <= left_s:
         return most
-    return math.floor((done_s - cost.fixed_s) / cost.sample_s) if cost.sample_s else 0
+    return math.floor(left_s / cost.sample_s) if left_s > 0.0 else 0
 
 
 def _continuous(costs: Sequence[Cost], samples: int, least: int) -> float:

@@ -1,13 +1,17 @@
 import json
+import sys
 
 import pytest
 
 from gradtide.bench.allreduce import OURS, bench_allreduce
 from gradtide.bench.report import content
 from gradtide.errors import ConfigError
+from loaded_python import loaded_python
 
 
-def test_every_contender_is_measured_at_every_size_and_rated_against_the_fastest_peer():
+def test_every_contender_is_measured_at_every_size_and_rated_against_the_fastest_peer(monkeypatch):
+    monkeypatch.setattr("gradtide.bench.allreduce._TURN_S", 0.02)  # both ranks compute as long as a turn lasts
+    monkeypatch.setattr(sys, "executable", loaded_python())
     figures = bench_allreduce(2, [4096, 300_000], 2, [], lambda text: None)
     assert {(f.size_bytes, f.name) for f in figures} == {(s, n) for s in (4096, 300_000) for n in (*OURS, "Gloo")}
     for figure in figures:

@@ -1,7 +1,7 @@
 import pytest
 
 from gradtide.bench.allreduce import find_mpi
-from gradtide.bench.between_hosts import CONTENDERS, PREDICTED, HostsWire, bench_between_hosts
+from gradtide.bench.hosts.collectives import CONTENDERS, PREDICTED, HostsWire, bench_between_hosts
 from gradtide.errors import ConfigError
 from gradtide.testing.hosts import several_hosts
 

@@ -10,6 +10,7 @@ import pytest
 from gradtide.bench.peers.recovery_rivals import Torchrun, end_all, processes_of
 from gradtide.bench.recovery import Ours, bench_recovery
 from gradtide.errors import ConfigError
+from loaded_python import loaded_python
 
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -45,7 +46,8 @@ def test_a_torchrun_that_hangs_leaves_no_rank_behind(tmp_path):
     assert processes_of(folder) == []
 
 
-def test_the_store_goes_on_after_its_server_was_killed():
+def test_the_store_goes_on_after_its_server_was_killed(monkeypatch):
+    monkeypatch.setattr(sys, "executable", loaded_python())
     with Ours() as ours:
         assert 0.0 < ours.kill() < 30.0
 

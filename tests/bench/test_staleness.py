@@ -2,7 +2,7 @@ import pytest
 
 from gradtide.bench import staleness
 from gradtide.bench.staleness import StalenessResult, draw, keep, table
-from gradtide.train.fashion_mnist import DEBIAN
+from gradtide.train.datasets.fashion_mnist import DEBIAN
 
 CURVE = [(0.0, 0.1), (1.0, 0.7), (2.0, 0.81), (3.0, 0.79), (4.0, 0.82)]
 

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
 import safetensors.torch
@@ -14,6 +13,7 @@ from typer.testing import CliRunner
 import gradtide
 from gradtide.cli.app import app
 from gradtide.errors import ConfigError, DataError, OutputError
+from loaded_python import loaded_python
 
 TENSORS = {"layer.weight": torch.randn(3, 4), "counts": torch.arange(7)}
 
@@ -59,7 +59,7 @@ def test_every_mistake_of_these_commands_is_one_clear_line(imported):
 
 
 def test_restore_starts_a_store_with_a_checkpoint_and_ends_when_told(imported):
-    command = [sys.executable, "-m", "gradtide", "restore", str(imported / "ck"), "--servers", "3"]
+    command = [loaded_python(), "-m", "gradtide", "restore", str(imported / "ck"), "--servers", "3"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     said = process.stdout.readline()
     assert said.startswith("2 keys on 3 servers at unix:")

@@ -11,10 +11,11 @@ import pytest
 
 from gradtide.cli import main
 from gradtide.train.record import read_metrics
+from loaded_python import loaded_python
 
 
-def gradtide(*arguments, cwd, timeout=120):
-    command = [sys.executable, "-m", "gradtide", *arguments]
+def gradtide(*arguments, cwd, timeout=120, python=None):
+    command = [python or loaded_python(), "-m", "gradtide", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout)
 
 
@@ -73,7 +74,7 @@ def test_a_mistake_is_one_line_and_exit_code_2_and_leaves_nothing(tmp_path, monk
 
 
 def test_a_mistake_ends_the_process_with_2(tmp_path):
-    done = gradtide("train", "--devices", "tpu:1", cwd=tmp_path)
+    done = gradtide("train", "--devices", "tpu:1", cwd=tmp_path, python=sys.executable)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "gradtide: unknown device 'tpu:1'; use a number, cpu:0, cpu:1, ... or cuda:0, cuda:1, ...\n"
 
@@ -104,9 +105,11 @@ def is_loaded():
 
 
 def test_help_and_version_answer_and_doctor_says_what_there_is(tmp_path):
-    done = gradtide("--help", cwd=tmp_path)
+    done = gradtide("--help", cwd=tmp_path, python=sys.executable)
     for command in ("train", "bench", "doctor"):
         assert command in done.stdout
+    assert "..." not in done.stdout.partition("Commands:")[2]  # no sentence is cut off
+    assert gradtide("run", "-h", cwd=tmp_path).stdout.count(" run [OPTIONS]") == 1
     assert gradtide("--version", cwd=tmp_path).stdout.startswith("gradtide 0.")
     found = json.loads(gradtide("doctor", "--json", cwd=tmp_path).stdout)
     assert found["machine"]["cores"] == len(os.sched_getaffinity(0))

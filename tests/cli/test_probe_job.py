@@ -1,16 +1,16 @@
 """`gradtide topology probe --job` under torchrun."""
 
 import subprocess
-import sys
 
 from gradtide.topology.files import read_topology
+from loaded_python import loaded_python
 
 
 def test_a_job_started_by_torchrun_measures_its_own_links(tmp_path):
     command = ["torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m", "gradtide"]
-    probe = ["topology", "probe", "--job", "--seconds", "1", "--output", "job.toml"]
+    probe = ["topology", "probe", "--job", "--seconds", "0.3", "--output", "job.toml"]
     done = subprocess.run(
-        [sys.executable, "-m", *command, *probe], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [loaded_python(), "-m", *command, *probe], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     topology = read_topology(tmp_path / "job.toml")
@@ -21,7 +21,7 @@ def test_a_job_started_by_torchrun_measures_its_own_links(tmp_path):
 
 
 def test_without_a_launcher_it_says_how_to_start_one(tmp_path):
-    command = [sys.executable, "-m", "gradtide", "topology", "probe", "--job"]
+    command = [loaded_python(), "-m", "gradtide", "topology", "probe", "--job"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert done.stderr == "gradtide: RANK is not set; start with torchrun, or use Group.join(name, rank, size)\n"

@@ -87,3 +87,18 @@ def test_help_loads_nothing_heavy():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert "topology" in result.stdout
+
+
+def test_a_large_cluster_is_shown_by_kinds_unless_all_is_asked_for(tmp_path):
+    table = run("show", "superpod:32")
+    assert "superpod:32: 32 machines; --all shows every node and link" in table
+    assert [line.split() for line in table.splitlines() if line.startswith(" nic ")] == [["nic", "nic", "256"]]
+    assert any(line.split() == ["leaf-spine", "8", "×", "50", "GB/s", "500", "ns", "64"] for line in table.splitlines())
+    assert "host31.gpu7" in run("show", "superpod:32", "--all")
+
+
+def test_slurms_file_is_shown_and_checked_with_the_kind_of_its_hosts(tmp_path):
+    conf = tmp_path / "topology.conf"
+    conf.write_text("SwitchName=s0 Nodes=n[0-1]\nSwitchName=s1 Nodes=n[2-3]\nSwitchName=top Switches=s[0-1]\n")
+    assert "fine (4 devices, 3 switches, 4 nics, 20 one-way links)" in run("check", str(conf))
+    assert "n3.gpu7" in run("show", str(conf), "--host-kind", "dgx-h100")

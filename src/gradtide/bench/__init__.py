@@ -5,11 +5,11 @@ contender.py   processes that wait for a command and time themselves, so that co
 peers/         what runs in these processes, ours and others'
 report.py      medians, ratios and a JSON file
 train.py       gradtide against plain PyTorch, the textbook's loop and DDP over Gloo
-workers.py     workers of gradtide against DDP, and processes that never synchronise
-overlap.py     what overlap is worth between two hosts on a slow wire, beside the planner's prediction
+training/      workers that train together: gradtide's beside DDP, and Lightning over both
 frugal/        what sending less and sharing the work fairly are worth, and what they cost in accuracy
+split/         models that are split, beside torch's pipelines and beside what was predicted
 allreduce.py   collectives against Gloo, Open MPI and MPICH
-between_hosts.py  collectives between hosts against Gloo and a bare pair of sockets
+hosts/         between hosts: what overlap is worth, and collectives against Gloo and a bare pair of sockets
 staleness.py   time to accuracy through servers in bsp, bounded and async, when workers are not equally fast
 store.py       the store against a bare pair of sockets, copy_, Redis and a Ray actor
 tcp_store.py   a store over TCP on this machine, with or without TLS

@@ -4,8 +4,10 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 
@@ -13,7 +15,7 @@ from gradtide.bench.contender import READY_S, ContenderFailed
 from gradtide.errors import ConfigError
 from gradtide.processes.ready import can_read
 
-__all__ = ["LaunchFigure", "bench_launch"]
+__all__ = ["LaunchFigure", "bench_launch", "bench_launch_on_ray"]
 
 _PEER = ["-m", "gradtide.bench.peers.launch"]
 
@@ -31,9 +33,47 @@ class LaunchFigure:
 
 def bench_launch(workers: int, rounds: int, tell: Callable[[str], None]) -> list[LaunchFigure]:
     """Every contender starts once a round, after one start that does not count."""
+    _check(workers, rounds)
+    return _measure(_contenders(workers), workers, rounds, tell)
+
+
+def bench_launch_on_ray(workers: int, rounds: int, address: str, tell: Callable[[str], None]) -> list[LaunchFigure]:
+    """The same on a Ray cluster: that at an address, or, without one, one of this machine alone for as long."""
+    _check(workers, rounds)
+    with _cluster(address, workers) as where:
+        run = ["-m", "gradtide", "run", "--engine", "ray", "--address", where, "--workers", str(workers)]
+        contenders = {
+            "Ray actors that import torch": [*_PEER, "ray-actors", str(workers), where],
+            "gradtide run --engine ray": [*run, *_PEER, "torch"],
+            "gradtide run --engine ray, gradtide group": [*run, *_PEER, "gradtide"],
+        }
+        return _measure(contenders, workers, rounds, tell)
+
+
+def _check(workers: int, rounds: int) -> None:
     if workers < 1 or rounds < 1:
         raise ConfigError("there must be 1 worker and 1 round or more")
-    contenders = _contenders(workers)
+
+
+@contextmanager
+def _cluster(address: str, workers: int) -> Iterator[str]:
+    if not importlib.util.find_spec("ray"):
+        raise ConfigError("Ray is not installed here; say: pip install 'gradtide[ray]'")
+    if address:
+        yield address
+        return
+    import ray
+
+    started = ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        yield started.address_info["gcs_address"]
+    finally:
+        ray.shutdown()
+
+
+def _measure(
+    contenders: dict[str, list[str]], workers: int, rounds: int, tell: Callable[[str], None]
+) -> list[LaunchFigure]:
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 1):
         names = list(contenders) if number % 2 else list(reversed(contenders))
@@ -63,10 +103,14 @@ def _contenders(workers: int) -> dict[str, list[str]]:
 
 
 def _seconds_until_ready(name: str, arguments: list[str], workers: int) -> float:
-    started = time.perf_counter()
-    with subprocess.Popen(
-        [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
+    """In an empty folder: that of a job on Ray travels to its nodes."""
+    started, quiet = time.perf_counter(), subprocess.DEVNULL
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        subprocess.Popen(
+            [sys.executable, *arguments], stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, cwd=folder
+        ) as process,
+    ):
         assert process.stdout is not None
         output, took_s = b"", 0.0
         while output.count(b"ready") < workers:

@@ -13,10 +13,11 @@ from gradtide.bench.machine import describe_machine
 from gradtide.bench.peers.staleness import GOAL, WEATHERS, StalenessCase
 from gradtide.environment import read_environment
 from gradtide.errors import GradtideError
+from gradtide.extras import require
 from gradtide.launch import Launcher, Spec, Target
 from gradtide.launch.output import Output
 from gradtide.store.local.servers import local_servers
-from gradtide.train.fashion_mnist import fashion_mnist_folder
+from gradtide.train.datasets.fashion_mnist import fashion_mnist_folder
 
 __all__ = ["GOAL", "MODES", "TITLES", "StalenessResult", "bench_staleness", "draw", "keep", "table"]
 
@@ -101,6 +102,7 @@ def table(results: Sequence[StalenessResult]) -> list[dict[str, Any]]:
 
 def draw(results: Sequence[StalenessResult], path: Path) -> None:
     """Test accuracy over time: a panel a weather, a line a run."""
+    require("plot", "drawing")
     import matplotlib
 
     matplotlib.use("Agg")

@@ -2,20 +2,17 @@
 
 entry.py       loads what the asked command needs; turns our errors into one line and exit code 2
 app.py         puts the commands together
+help.py        lists commands with their whole sentences
 table.py       the table of every command
 train/         trains a model, shows it live, keeps what it saw; the same on several workers
 run.py         starts a script on several workers of this machine
-plan/          which synchronisation is best on these links, and why; which one wins from which size on
+plan/          which synchronisation is best on these links, and why; how to split a model
 topology.py    lists, shows, checks and probes topologies
-serve.py       a server or the coordinator of a store, on any machine, and their keys
-store.py       looks inside a running store
+store_commands/  a server, the coordinator, their keys; how a store is; more or fewer servers; chaos
 checkpoint.py  lists and verifies checkpoints; exports and imports plain files of tensors
-restore.py     a store on this machine that begins with a checkpoint
-status.py      how a store is, and what is wrong when a job hangs
-scale.py       more or fewer servers of a store, or workers of a job, that is at work
-chaos.py       the store under fire: real processes that are killed, or simulated ones
+watch/         how a store is, and what is wrong when a job hangs; a run and its store in a browser
 bench/         gradtide beside its peers
-doctor.py      what this machine has, and what that means
+doctor/        what this machine has, what that means, and what stands in the way
 """
 
 from gradtide.cli.entry import main

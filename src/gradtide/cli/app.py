@@ -5,25 +5,30 @@ from typing import Annotated
 import typer
 
 from gradtide import __version__
-from gradtide.cli import checkpoint, store, topology
+from gradtide.cli import checkpoint, topology
 from gradtide.cli.bench.app import bench
-from gradtide.cli.chaos import chaos
-from gradtide.cli.doctor import doctor
+from gradtide.cli.doctor.command import doctor
+from gradtide.cli.help import Commands
 from gradtide.cli.plan.command import SUMMARY, plan
-from gradtide.cli.restore import restore
+from gradtide.cli.plan.split import split
 from gradtide.cli.run import SETTINGS, run
-from gradtide.cli.scale import scale
-from gradtide.cli.serve import coordinator, secret, serve
-from gradtide.cli.status import status
+from gradtide.cli.store_commands import look
+from gradtide.cli.store_commands.chaos import chaos
+from gradtide.cli.store_commands.restore import restore
+from gradtide.cli.store_commands.scale import scale
+from gradtide.cli.store_commands.serve import coordinator, secret, serve
 from gradtide.cli.train.command import train
+from gradtide.cli.watch.dashboard import dashboard
+from gradtide.cli.watch.status import status
 
 __all__ = ["app"]
 
 app = typer.Typer(
     name="gradtide",
+    cls=Commands,
     help="Train one PyTorch model on many devices and machines, however they are wired.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -58,15 +63,17 @@ def _plan(context: typer.Context) -> None:
     plan(context.args)
 
 
+app.command()(split)
 app.command()(doctor)
 app.command()(serve)
 app.command()(coordinator)
 app.command()(chaos)
 app.command()(status)
+app.command()(dashboard)
 app.command()(scale)
 app.command()(restore)
 app.add_typer(secret, name="secret")
 app.add_typer(checkpoint.app, name="checkpoint")
-app.add_typer(store.app, name="store")
+app.add_typer(look.app, name="store")
 app.add_typer(topology.app, name="topology")
 app.add_typer(bench, name="bench")

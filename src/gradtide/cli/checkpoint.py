@@ -1,16 +1,22 @@
-"""`gradtide checkpoint ls|verify|export|import PATH`: looks at checkpoints; turns one into a plain file and back."""
+"""`gradtide checkpoint ls|verify|export|import PATH`: looks at checkpoints; makes of one what others read, and back."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gradtide.cli.help import Commands
 from gradtide.cli.table import print_table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Look at checkpoints; turn one into a plain file of tensors, and back.", no_args_is_help=True)
+app = typer.Typer(
+    cls=Commands, help="Look at checkpoints; turn one into what others read, and back.", no_args_is_help=True
+)
 
 Where = Annotated[str, typer.Argument(help="A checkpoint's folder, or one with several; any address that fsspec knows")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table")]
@@ -58,36 +64,67 @@ def verify(path: Where) -> None:
 @app.command()
 def export(
     path: Where,
-    file: Annotated[Path, typer.Argument(help="NAME.safetensors, or NAME.pt for a state_dict that torch loads")],
+    file: Annotated[
+        Path, typer.Argument(help="NAME.safetensors, NAME.pt for a state_dict that torch loads, or a new folder")
+    ],
+    format_: Annotated[
+        str | None,
+        typer.Option("--format", help="Of a folder: hf (sharded safetensors) or dcp (torch.distributed.checkpoint)"),
+    ] = None,
+    shard_bytes: Annotated[int, typer.Option(help="Of each file of --format hf, at most")] = 5_000_000_000,
 ) -> None:
-    """Write the newest checkpoint's values as one plain file: every key, or the model of a training run."""
+    """Write the newest checkpoint's values as others read them: every key, or the model of a training run. Of a run's
+    folder (runs/NAME), the final model, or what its newest checkpoint has if it has not ended."""
     from gradtide.checkpoint.shelf import find_checkpoint
     from gradtide.errors import OutputError
-    from gradtide.store.snapshot.export import collect_values, write_plain
+    from gradtide.store.snapshot.export import collect_values, read_plain
 
     if file.exists():
         raise OutputError(f"{file} is there already; choose another name or remove it")
-    place, manifest = find_checkpoint(path)
+    final = Path(path) / "model.safetensors"
+    if final.is_file():  # a run's folder, of a run that has ended
+        tensors = read_plain(final)
+        _write(file, tensors, format_, shard_bytes)
+        typer.echo(f"written: {file}, {len(tensors)} tensors of the final model in {path}")
+        return
+    place, manifest = find_checkpoint(_of_run(path))
     tensors = collect_values(place, manifest)
-    write_plain(file, tensors)
+    _write(file, tensors, format_, shard_bytes)
     typer.echo(f"written: {file}, {len(tensors)} tensors of step {manifest.step}")
+
+
+def _write(file: Path, tensors: "dict[str, Tensor]", format_: str | None, shard_bytes: int) -> None:
+    from gradtide.store.snapshot.export import write_plain
+    from gradtide.store.snapshot.other_formats import write_folder
+
+    if format_ is None:
+        write_plain(file, tensors)
+    else:
+        write_folder(file, tensors, format_, shard_bytes)
+
+
+def _of_run(path: str) -> str:
+    """A run's folder has its checkpoints in one of its own."""
+    inside = Path(path) / "checkpoints"
+    return str(inside) if inside.is_dir() else path
 
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="A safetensors file")],
+    file: Annotated[Path, typer.Argument(help="A safetensors file, or a folder of them")],
     path: Annotated[str, typer.Argument(help="Where the checkpoint goes, in a new folder")],
     update: Annotated[str, typer.Option(help="The update rule of every key: assign, add, sgd, adam, ...")] = "assign",
     argument: Annotated[list[str] | None, typer.Option(help="Of the rule, as in --argument lr=0.1")] = None,
     consistency: Annotated[str, typer.Option(help="async, bsp or bounded:2")] = "async",
 ) -> None:
-    """Make a checkpoint of the tensors of a plain file, for `gradtide restore`."""
+    """Make a checkpoint, for `gradtide restore`, of a plain file of tensors or of a folder in Hugging Face's format."""
     from gradtide.store.rules.consistency import parse_consistency
     from gradtide.store.rules.updates import update as rule
     from gradtide.store.snapshot.export import make_checkpoint, read_plain
+    from gradtide.store.snapshot.other_formats import read_folder
 
     arguments = dict(_argument(text) for text in argument or ())
-    tensors = read_plain(file)
+    tensors = read_folder(file) if file.is_dir() else read_plain(file)
     chosen = rule(update, **arguments)  # type: ignore[arg-type]  # any name but `reduce`, which has no number
     taken = make_checkpoint(path, tensors, chosen, parse_consistency(consistency))
     typer.echo(

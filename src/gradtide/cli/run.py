@@ -4,12 +4,16 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from gradtide.cli.watch.dashboard import check_dashboard, dashboard_beside
+
 if TYPE_CHECKING:
-    from gradtide.launch import Target
+    from gradtide.launch import Spec, Target
 
 __all__ = ["run"]
 
@@ -42,10 +46,27 @@ def run(
             show_default=False,
         ),
     ] = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Show the job live in a browser; prints the link")
+    ] = False,
     preload: Annotated[bool, typer.Option(help="Load torch once, for all workers, before they start")] = True,
     is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as with python -m")] = False,
+    engine: Annotated[str, typer.Option(help="Where: local (this machine), or ray (a running Ray cluster)")] = "local",
+    address: Annotated[
+        str, typer.Option(help="Ray's, HOST:PORT  [default: RAY_ADDRESS, or the one here]", show_default=False)
+    ] = "",
+    workers_per_node: Annotated[
+        int | None, typer.Option(help="With --engine ray  [default: as many as one takes]", show_default=False)
+    ] = None,
+    gpus_per_worker: Annotated[int, typer.Option(help="With --engine ray: GPUs that Ray gives each worker")] = 0,
+    checkpoints: Annotated[
+        str, typer.Option(help="With --engine ray: a folder that all nodes see, for what servers write")
+    ] = "",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="With --engine ray: servers begin with the newest in --checkpoints")
+    ] = False,
 ) -> None:
-    """Run a script on several workers of this machine: gradtide run --workers 4 script.py --lr 0.1"""
+    """Run a script on several workers, here or on a Ray cluster: gradtide run --workers 4 script.py --lr 0.1"""
     from gradtide.errors import ConfigError
     from gradtide.launch import Launcher, Spec, Target, check_spec, check_target
 
@@ -60,11 +81,21 @@ def run(
         raise ConfigError(f"--servers {servers} makes no sense; give 0 or more")
     if replicas and not 0 < replicas < servers:
         raise ConfigError(f"--replicas {replicas} needs --servers {max(2, replicas + 1)} or more")
+    of_ray = {
+        "--address": address, "--workers-per-node": workers_per_node, "--gpus-per-worker": gpus_per_worker,
+        "--checkpoints": checkpoints, "--resume": resume,
+    }  # fmt: skip
+    _check_engine(engine, of_ray)
+    if dashboard:
+        check_dashboard(engine)
     try:
         check_target(target, [os.getcwd(), *sys.path])
     except SyntaxError as error:
         typer.echo("".join(traceback.format_exception_only(error)) + "gradtide: nothing was started", err=True)
         raise typer.Exit(1) from None
+    _say_if_misplaced(target)
+    if engine == "ray":
+        _run_on_ray(spec, (servers, replicas), of_ray)
     with contextlib.ExitStack() as stack:
         launcher = stack.enter_context(Launcher(spec))  # loads torch while servers, if any, do the same
         variables = {}
@@ -73,8 +104,72 @@ def run(
 
             store = stack.enter_context(local_servers(servers, replicas=replicas))
             variables["GRADTIDE_STORE"] = store.address
+        if dashboard:
+            folder = stack.enter_context(
+                _events_folder(variables, " ".join([script, *(arguments or ())]), spec, servers)
+            )
+            stack.enter_context(dashboard_beside(True, folder, variables.get("GRADTIDE_STORE", "")))
         code = launcher.run(variables)
+        if servers and not code:
+            _say_if_unused(store.address, script)
     raise typer.Exit(code)
+
+
+def _say_if_misplaced(target: "Target") -> None:
+    from gradtide.launch.target import misplaced
+
+    ours = ("--workers", "--servers", "--replicas", "--min-workers", "--max-workers", "--max-restarts", "--engine")
+    if option := misplaced(target, ours):
+        hint = f"{option} stands behind {target.name} and goes to the script; options of gradtide run stand before it"
+        typer.echo(f"gradtide: {hint}", err=True)
+
+
+def _say_if_unused(address: str, script: str) -> None:
+    from gradtide.errors import CommunicationError
+    from gradtide.store.local.status import ask_status, holds_nothing
+
+    with contextlib.suppress(CommunicationError):
+        if holds_nothing(ask_status(address)):
+            how = 'DataParallel(..., gradtide.Servers("bsp")), or gradtide.connect(os.environ["GRADTIDE_STORE"])'
+            typer.echo(f"gradtide: {script} put nothing on the servers; it uses them by {how}", err=True)
+
+
+@contextlib.contextmanager
+def _events_folder(variables: dict[str, str], title: str, spec: "Spec", servers: int) -> Iterator[Path]:
+    """Where workers write their events down, for as long as the job runs."""
+    from gradtide.observe.run_facts import RunFacts, write_facts
+    from gradtide.processes.scratch import ScratchFolder
+
+    with ScratchFolder() as scratch:
+        folder = Path(scratch.path) / "events"
+        write_facts(folder, RunFacts(title, spec.workers, servers, variables.get("GRADTIDE_STORE", "")))
+        variables["GRADTIDE_EVENTS"] = str(folder)
+        yield folder
+
+
+def _check_engine(engine: str, of_ray: dict[str, Any]) -> None:
+    from gradtide.errors import ConfigError
+
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"there is no engine {engine!r}; choose local or ray")
+    given = next((name for name, value in of_ray.items() if value), None)
+    if engine == "local" and given is not None:
+        raise ConfigError(f"{given} is for --engine ray; give both or neither")
+    per_node, gpus = of_ray["--workers-per-node"], of_ray["--gpus-per-worker"]
+    if (per_node is not None and per_node < 1) or gpus < 0:
+        raise ConfigError("--workers-per-node is 1 or more, and --gpus-per-worker 0 or more")
+    if of_ray["--resume"] and not of_ray["--checkpoints"]:
+        raise ConfigError("--resume goes on with the newest checkpoint in a folder; name it: --checkpoints FOLDER")
+
+
+def _run_on_ray(spec: "Spec", servers: tuple[int, int], of_ray: dict[str, Any]) -> NoReturn:
+    from gradtide.ray.engine import RayWishes, run_on_ray
+    from gradtide.ray.placing import JobSize
+
+    per_node, gpus = of_ray["--workers-per-node"], of_ray["--gpus-per-worker"]
+    size = JobSize(spec.workers, *servers, per_node, spec.threads or 1, gpus)
+    checkpoints = os.path.abspath(of_ray["--checkpoints"]) if of_ray["--checkpoints"] else ""
+    raise typer.Exit(run_on_ray(spec, RayWishes(size, of_ray["--address"], checkpoints, of_ray["--resume"])))
 
 
 def _to_load(target: "Target") -> str:

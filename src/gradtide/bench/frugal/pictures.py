@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradtide.bench.frugal.learner import LearningCurve
+from gradtide.extras import require
 
 __all__ = ["draw_accuracy"]
 
@@ -15,6 +16,7 @@ _COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#
 
 def draw_accuracy(runs: Sequence[LearningCurve], path: Path, title: str) -> None:
     """Each way's mean over the seeds, and the band from its least to its most."""
+    require("plot", "drawing")
     import matplotlib
 
     matplotlib.use("Agg")

@@ -22,6 +22,28 @@ def _gradtide() -> None:
     print("ready", flush=True)
 
 
+def _torch() -> None:
+    import torch  # noqa: F401
+
+    print("ready", flush=True)
+
+
+def _ray_actors(workers: int, address: str) -> None:
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+
+    class Importer:
+        def load(self) -> bool:
+            import torch
+
+            return bool(torch.__version__)
+
+    actors = [ray.remote(Importer).options(num_cpus=1).remote() for _ in range(workers)]
+    assert all(ray.get([actor.load.remote() for actor in actors]))
+    print("ready\n" * workers, flush=True)
+
+
 def _ray(workers: int) -> None:
     import ray
 
@@ -43,6 +65,10 @@ def main(arguments: list[str]) -> None:
     kind, *rest = arguments
     if kind == "ray":
         _ray(int(rest[0]))
+    elif kind == "ray-actors":
+        _ray_actors(int(rest[0]), rest[1])
+    elif kind == "torch":
+        _torch()
     elif kind == "gloo":
         _gloo()
     else:

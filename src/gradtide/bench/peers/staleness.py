@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import gradtide
 from gradtide.sync import Servers, current_job
-from gradtide.train.fashion_mnist import load_fashion_mnist
+from gradtide.train.datasets.fashion_mnist import load_fashion_mnist
 from gradtide.train.source import as_source
 
 __all__ = ["GOAL", "STALL_PROBABILITY", "STALL_S", "WEATHERS", "StalenessCase"]

@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradtide.cli.doctor.limits import busy_line
 from gradtide.cli.table import print_table
 from gradtide.cli.train.keeping import before_resuming, check_keeping, plan_keeping, tell_failure
 from gradtide.cli.train.meeting import check_local
-from gradtide.errors import ConfigError
-from gradtide.events import BatchDone, EpochDone, Event
+from gradtide.cli.train.splitting import check_split_options
+from gradtide.cli.watch.dashboard import check_dashboard, dashboard_beside
+from gradtide.errors import ConfigError, DataError
+from gradtide.events import BatchDone, Emit, EpochDone, Event, SplitDecided, ignore
 
 if TYPE_CHECKING:
-    from gradtide.train.meter import Totals
+    from gradtide.observe.meter import Totals
     from gradtide.train.record import RunFolder
     from gradtide.train.settings import Settings
 
@@ -27,8 +30,36 @@ __all__ = ["train"]
 
 
 def train(
-    model: Annotated[str, typer.Option(help="lenet, or mlp (20 million parameters)")] = "lenet",
-    data: Annotated[str, typer.Option(help="digits (embedded) or fashion-mnist")] = "digits",
+    own_model: Annotated[
+        str | None, typer.Argument(metavar="[MODULE:FUNCTION]", help="Your own model: a function that makes it")
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="lenet, mlp (20 million parameters), deep (16 layers), alexnet (57 million; images are enlarged to "
+            "227x227: slow without a GPU) or alexnet-small (an eighth of its width, at 67x67: try --lr 0.03)"
+        ),
+    ] = "lenet",
+    data: Annotated[
+        str,
+        typer.Option(
+            help="digits (embedded), fashion-mnist, or MODULE:FUNCTION, which gives the training data, or (training, "
+            "validation) data, as fit takes it"
+        ),
+    ] = "digits",
+    loss: Annotated[str, typer.Option(help="A name of torch's, as mse, or MODULE:FUNCTION")] = "cross_entropy",
+    optimizer: Annotated[str, typer.Option(help="A class of torch.optim, or MODULE:FUNCTION of parameters")] = "SGD",
+    schedule: Annotated[
+        str | None, typer.Option(help="MODULE:FUNCTION from an optimizer to a scheduler of torch's")
+    ] = None,
+    schedule_per: Annotated[str, typer.Option(help="What the schedule is stepped every: epoch or step")] = "epoch",
+    metric: Annotated[list[str] | None, typer.Option(help="MODULE:FUNCTION of outputs and targets; repeat")] = None,
+    callback: Annotated[
+        list[str] | None,
+        typer.Option(help="MODULE:NAME of a function of events, or of an object, as an EarlyStopping(); repeat"),
+    ] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="The most that the whole gradient's norm may be")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16: forward under autocast")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder with the four Fashion-MNIST files")] = None,
     devices: Annotated[
         str | None, typer.Option(help="How many, or which: 2, or cuda:0,cuda:1  [default: 2, or 1 for each worker]")
@@ -49,12 +80,19 @@ def train(
     compress: Annotated[
         str | None, typer.Option(help="How gradients are made smaller between workers: int8, topk:0.01, auto, ...")
     ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="Devices, or workers, hold parts of one model instead of copies: auto, a layout as a line of text "
+            '("..pool5 x2 | /2"), or the path of its JSON'
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over all devices")] = 256,
     accumulate: Annotated[int, typer.Option(help="Batches that make one step")] = 1,
     balance: Annotated[
         bool, typer.Option("--balance", help="Devices and workers get parts of a batch by their measured speed")
     ] = False,
-    lr: Annotated[float, typer.Option(help="Learning rate of SGD")] = 0.2,
+    lr: Annotated[float, typer.Option(help="Learning rate of the optimizer")] = 0.2,
     epochs: Annotated[int, typer.Option(help="Passes over the training data")] = 10,
     strategy: Annotated[
         str, typer.Option(help="How gradients are added up: sharded, root, host, ring, ..., as in `gradtide plan`")
@@ -85,12 +123,19 @@ def train(
         typer.Option(help="When servers die: stop, rewind (to the last checkpoint), continue  [default: rewind]"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON, and nothing else")] = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Show it live in a browser; prints the link")] = False,
 ) -> None:
-    """Train LeNet or an MLP on several devices or workers; writes metrics.jsonl and curve.png to runs/NAME/."""
+    """Train your own model, or LeNet, an MLP or AlexNet, on devices or workers; writes metrics.jsonl, curve.png and
+    model.safetensors to runs/NAME/."""
+    if dashboard:
+        check_dashboard()
+    model = own_model or model
     if warmup_epochs is None:
         warmup_epochs = 1.0 if lr_scaling != "none" else 0.0
     if lr_scaling != "none" and not scale_batch:
         raise ConfigError("--lr-scaling follows the batch, which only --scale-batch lets grow; give both or neither")
+    if schedule is None and schedule_per != "epoch":
+        raise ConfigError(f"--schedule-per {schedule_per} goes with --schedule; give both or neither")
     if name is not None and (not name or "/" in name or name in (".", "..")):
         raise ConfigError(f"--name {name!r} must be a plain folder name; use --output for where it goes")
     options = {
@@ -105,9 +150,28 @@ def train(
         "warmup_epochs": warmup_epochs,
         "sync_batch_norm": sync_batch_norm,
         "seed": seed,
+        "loss": loss,
+        "optimizer": optimizer,
+        **({} if schedule is None else {"schedule": schedule, "schedule_per": schedule_per}),
+        **({} if not callback else {"callbacks": callback}),
+        **({} if not metric else {"metrics": metric}),
+        **({} if clip_norm is None else {"clip_norm": clip_norm}),
+        **({} if precision is None else {"precision": precision}),
         **({} if compress is None else {"compress": compress}),
+        **({} if split is None else {"split": split}),
     }
-    path = output / (name or f"{model}-{data}-{time.strftime('%Y%m%d-%H%M%S')}")
+    copies: dict[str, tuple[object, object]] = {
+        "--servers": (servers, 0),
+        "--every": (every, None),
+        "--sync": (None if sync == "auto" else sync, None),
+        "--compress": (compress, None),
+        "--accumulate": (accumulate, 1),
+        "--balance": (balance, False),
+        "--strategy": (strategy, "sharded"),
+        "--scale-batch": (scale_batch, False),
+    }
+    check_split_options(split, copies, "" if workers is None else devices or "1")
+    path = output / (name or f"{model}-{data}-{time.strftime('%Y%m%d-%H%M%S')}".replace(":", "."))
     where = None if data_dir is None else str(data_dir)
     if workers is None and (servers or sync is not None):
         given = "--servers" if servers else f"--sync {sync}"
@@ -115,9 +179,8 @@ def train(
     if workers is None and compress is not None:
         raise ConfigError("--compress is for what workers send each other; say how many there are, as in --workers 2")
     check_local(every, after, workers, (sync, servers), keeps=bool(checkpoint_every or resume))
-    if workers is not None and (baseline or sync_batch_norm):
-        given = "--baseline compares" if baseline else "--sync-batch-norm is over"
-        raise ConfigError(f"{given} devices of one process; leave it out, or leave out --workers")
+    if workers is not None and baseline:
+        raise ConfigError("--baseline compares devices of one process; leave it out, or leave out --workers")
     keeping = {"every": checkpoint_every, "to": checkpoint_to, "keep": keep, "resume": resume, "after_loss": after_loss}
     check_keeping(keeping, name, servers, baseline)
     asked: dict[str, Any] = {"model": model, "data": data, "data_dir": where, "fit": options}
@@ -126,29 +189,36 @@ def train(
 
         settings = Settings(**asked, devices=devices or "2")
         settings = replace(settings, checkpoints=plan_keeping(keeping, settings, path, None))
-        _train_and_report(settings, baseline, path, as_json)
+        _train_and_report(settings, baseline, path, as_json, dashboard)
     else:
         from gradtide.cli.train.workers import choose_sync, train_with_workers
 
         asked |= {"devices": devices or "1", "sync": choose_sync(sync, servers), "folder": str(path)}
         asked |= {"every": every or 0, "after": after}
-        train_with_workers(asked, workers, servers, keeping, as_json)
+        train_with_workers(asked, workers, servers, keeping, as_json, dashboard)
 
 
-def _train_and_report(settings: "Settings", baseline: bool, path: Path, as_json: bool) -> None:
+def _train_and_report(settings: "Settings", baseline: bool, path: Path, as_json: bool, dashboard: bool) -> None:
+    from gradtide.cli.train.report import draw_pictures
+    from gradtide.observe.event_log import EventLog, log_path
     from gradtide.parallel import find_devices
-    from gradtide.train.record import RunFolder, draw_curve, read_metrics
+    from gradtide.train.record import RunFolder, read_metrics
 
     found = [device.name for device in find_devices(settings.devices)]
     runs = [found] + ([found[:1]] if baseline and len(found) > 1 else [])
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # of others: nothing of ours has run yet
     datasets = settings.load()
     folder = RunFolder(path, before=before_resuming(path, settings.checkpoints, read_metrics))
     results: dict[str, Totals] = {}
+    log = EventLog(log_path(path, 0))  # for who watches: metrics.jsonl does not say where time goes
     try:
-        for names in runs:
-            title = f"{len(names)} device{'s' if len(names) > 1 else ''}"
-            with _share_of_the_cores(len(found) if names is not runs[0] else 1):
-                results[title] = _one_run(settings, names, title, datasets, folder, show=not as_json)
+        with dashboard_beside(dashboard, path):
+            for names in runs:
+                title, alone = f"{len(names)} device{'s' if len(names) > 1 else ''}", names is not runs[0]
+                watch = log.observe if dashboard and not alone else ignore
+                with _share_of_the_cores(len(found) if alone else 1):
+                    results[title] = _one_run(settings, names, title, datasets, folder, watch, not as_json, alone)
+        log.close()
     except KeyboardInterrupt:
         folder.close()
         kept = f"; the metrics so far are in {folder.metrics}" if folder.metrics.exists() else ""
@@ -156,12 +226,14 @@ def _train_and_report(settings: "Settings", baseline: bool, path: Path, as_json:
         sys.stdout.flush()
         os._exit(130)  # a device's thread may be deep inside a kernel that nothing can interrupt: don't wait for it
     folder.close()
-    draw_curve(read_metrics(folder.metrics), path / "curve.png")
+    draw_pictures(folder)
     if as_json:
         figures = {title: totals.as_dict() for title, totals in results.items()}
         print(json.dumps({"folder": str(path), "runs": figures}))
     else:
-        _show_table(results, path)
+        _show_table(results, path, split="split" in settings.fit)
+        if len(runs) > 1 and (line := busy_line(load, os.cpu_count() or 1)):
+            print(f"gradtide: {line}", file=sys.stderr)
 
 
 @contextmanager
@@ -178,32 +250,61 @@ def _share_of_the_cores(devices: int) -> Iterator[None]:
 
 
 def _one_run(
-    settings: "Settings", devices: list[str], title: str, datasets: tuple[Any, Any], folder: "RunFolder", *, show: bool
+    settings: "Settings",
+    devices: list[str],
+    title: str,
+    datasets: tuple[Any, Any],
+    folder: "RunFolder",
+    watch: Emit,
+    show: bool,
+    baseline: bool,
 ) -> "Totals":
+    from gradtide.observe.meter import Meter
     from gradtide.train.loop import fit
-    from gradtide.train.meter import Meter
     from gradtide.train.models import build_model
+    from gradtide.train.steering.best import write_model
 
     train_data, test_data = datasets
     model = build_model(settings.model, settings.fit["seed"])
     meter, record = Meter(), folder.observer(title)
-    with _Progress(title, len(train_data[0]) * settings.fit["epochs"], show) as progress:
+    final = folder.metrics.parent / "model.safetensors"
+    if not baseline:
+        final.unlink(missing_ok=True)  # of the run that this one goes on with
+    with _Progress(title, _samples(train_data, settings.fit["epochs"]), show) as progress:
 
         def emit(event: Event) -> None:
             meter.observe(event)
             record(event)
+            watch(event)
             progress.observe(event, meter.totals)
 
-        keeping = settings.keeping()
-        fit(model, train_data, test_data=test_data, devices=devices, checkpoints=keeping, emit=emit, **settings.fit)
+        keeping, options = settings.keeping(), settings.arguments()
+        if baseline:
+            options.pop("split", None)
+        options |= {"devices": devices, "checkpoints": keeping, "progress": False, "emit": emit}
+        fit(model, train_data, validation=test_data, **options)
+    if not baseline:
+        write_model(final, model.state_dict())
     folder.summary(title, meter.totals.as_dict())
     return meter.totals
+
+
+def _samples(data: Any, epochs: int) -> int | None:
+    """Of all epochs; None where only reading tells."""
+    from gradtide.parallel.devices.nested import length
+
+    try:
+        if isinstance(data, tuple | list):
+            return length(data[0]) * epochs
+        return len(getattr(data, "dataset", data)) * epochs
+    except (TypeError, DataError):
+        return None
 
 
 class _Progress:
     """A live bar with loss, accuracy and samples/s."""
 
-    def __init__(self, title: str, samples: int, show: bool) -> None:
+    def __init__(self, title: str, samples: int | None, show: bool) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -228,6 +329,8 @@ class _Progress:
     def observe(self, event: Event, totals: "Totals") -> None:
         self._bar.start()  # with the first event: a run that can't start shows no bar
         tell_failure(event)
+        if isinstance(event, SplitDecided):
+            self._bar.console.print(f"split: {event.text}", highlight=False)
         if isinstance(event, BatchDone):
             rate = f"{totals.samples_per_s:,.0f}"
             self._bar.update(self._task, advance=event.samples, epoch=event.epoch, loss=f"{event.loss:.3f}", rate=rate)
@@ -235,7 +338,7 @@ class _Progress:
             self._bar.update(self._task, accuracy=f"{event.test_accuracy:.3f}")
 
 
-def _show_table(results: dict[str, "Totals"], path: Path) -> None:
+def _show_table(results: dict[str, "Totals"], path: Path, *, split: bool) -> None:
     rows: dict[str, Callable[[Totals], str]] = {
         "test accuracy": lambda t: "-" if t.test_accuracy is None else f"{t.test_accuracy:.3f}",
         "samples/s": lambda t: f"{t.samples_per_s:,.0f}",
@@ -244,5 +347,10 @@ def _show_table(results: dict[str, "Totals"], path: Path) -> None:
         "synchronising": lambda t: f"{t.sync_s:.2f} s",
         "waiting for data": lambda t: f"{t.data_s:.2f} s",
     }
+    for name in dict.fromkeys(name for totals in results.values() for name in totals.metrics):
+        rows[name] = lambda t, name=name: f"{t.metrics[name]:.4g}" if name in t.metrics else "-"  # type: ignore[misc]
+    if split:  # what its devices send goes between steps of computing, and is not measured apart
+        del rows["synchronised"], rows["synchronising"]
     print_table(("", *results), [(label, *map(show, results.values())) for label, show in rows.items()])
     print(f"metrics and curve: {path}/metrics.jsonl, {path}/curve.png")
+    print(f"model: {path}/model.safetensors; for torch: gradtide checkpoint export {path} model.pt")

@@ -42,9 +42,15 @@ def plan_keeping(keeping: dict[str, Any], settings: "Settings", path: Path, sync
     newest = Shelf(where).newest() if keeping["resume"] else None
     if keeping["resume"] and newest is None:
         print(f"gradtide: no checkpoint in {where} yet; beginning with step 1", file=sys.stderr, flush=True)
+    if newest is not None:
+        print(
+            f"gradtide: going on after step {newest.manifest.step}, from {newest.address}", file=sys.stderr, flush=True
+        )
     alike = ("batch_size", "accumulate", "lr", "scale_batch", "lr_scaling", "warmup_epochs", "seed")
     options = {name: settings.fit[name] for name in alike}
-    options |= {"model": settings.model, "data": settings.data, "devices": len(find_devices(settings.devices))}
+    options |= {"model": settings.model, "data": settings.data}
+    if "split" not in settings.fit:  # a split model goes on under any other layout
+        options["devices"] = len(find_devices(settings.devices))
     return {
         "path": where,
         "every": keeping["every"],

@@ -14,14 +14,16 @@ from gradtide.cli.table import print_table
 from gradtide.cli.train.keeping import tell_failure
 from gradtide.cli.train.workers import Terminal
 from gradtide.events import BatchDone, CheckpointFailed
-from gradtide.train.meter import Meter, Timed, Totals
+from gradtide.extras import is_there, lacking
+from gradtide.observe.event_log import LogReader, log_path
+from gradtide.observe.meter import Meter, Timed, Totals
+from gradtide.observe.run_facts import RunFacts, write_facts
 from gradtide.train.record import RunFolder, draw_curve, read_metrics
-from gradtide.train.together.log import LogReader, log_path
 from gradtide.train.together.merge import merge, totals_of
 from gradtide.train.together.pictures import draw_time
 from gradtide.train.together.trace import write_trace
 
-__all__ = ["Progress", "conclude"]
+__all__ = ["Progress", "conclude", "draw_pictures"]
 
 _LOOK_S = 0.2
 
@@ -29,7 +31,10 @@ _LOOK_S = 0.2
 class Progress:
     """Follows what workers write down, and shows how far each is."""
 
-    def __init__(self, folder: Path, workers: int, terminal: Terminal) -> None:
+    def __init__(self, folder: Path, facts: RunFacts, terminal: Terminal) -> None:
+        workers = facts.workers
+        self._folder, self._facts = folder, facts
+        self._untold = True  # the folder does not say yet what run it is of
         self.logs: list[list[Timed]] = [[] for _ in range(workers)]
         self._readers = [LogReader(log_path(folder, rank)) for rank in range(workers)]
         self._meters = [Meter() for _ in range(workers)]
@@ -63,6 +68,9 @@ class Progress:
 
     def _look(self) -> None:
         self._read()
+        if self.began and self._untold:  # not before: a run that can't start leaves nothing behind
+            self._untold = False
+            write_facts(self._folder, self._facts)
         if self._failed:
             with self._terminal.paused():
                 self._tell_failures()
@@ -106,8 +114,10 @@ def conclude(folder: RunFolder, title: str, logs: Sequence[list[Timed]], as_json
     if whole:
         folder.summary(title, figures)
     folder.close()
-    draw_curve(read_metrics(folder.metrics), folder.path / "curve.png")
-    draw_time(totals, folder.path / "time.png")
+    if not folder.metrics.exists():  # no step was taken
+        return
+    if draw_pictures(folder):
+        draw_time(totals, folder.path / "time.png")
     write_trace(folder.path / "trace.json", by_rank, f"gradtide train, {title}")
     if not whole:
         typer.echo(f"gradtide: what there is so far is in {folder.path}", err=True)
@@ -115,6 +125,15 @@ def conclude(folder: RunFolder, title: str, logs: Sequence[list[Timed]], as_json
         print(json.dumps({"folder": str(folder.path), "runs": {title: figures}}))
     else:
         _show_table(title, totals, figures, folder.path)
+
+
+def draw_pictures(folder: RunFolder) -> bool:
+    """curve.png, where it can be drawn; a line where it can't."""
+    if is_there("plot"):
+        draw_curve(read_metrics(folder.metrics), folder.path / "curve.png")
+        return True
+    typer.echo(f"gradtide: {lacking('plot', 'curve.png')}", err=True)
+    return False
 
 
 def _all(totals: Sequence[Totals]) -> dict[str, Any]:
@@ -125,6 +144,7 @@ def _all(totals: Sequence[Totals]) -> dict[str, Any]:
         "wire_bytes": sum(of.wire_bytes for of in totals),
         "samples_per_s": sum(of.samples_per_s for of in totals),
         "test_accuracy": totals[0].test_accuracy,
+        "metrics": totals[0].metrics,
         "workers": [of.as_dict() for of in totals],
     }
 
@@ -138,5 +158,7 @@ def _show_table(title: str, totals: Sequence[Totals], figures: dict[str, Any], p
     print_table(headings, rows, f"{title}: where the time went, in seconds")
     accuracy = figures["test_accuracy"]
     tested = "" if accuracy is None else f"test accuracy {accuracy:.3f}, "
+    tested += "".join(f"{name} {value:.4g}, " for name, value in figures["metrics"].items())
     print(f"{tested}{figures['samples_per_s']:,.0f} samples/s in all, {figures['wire_bytes'] / 1e6:,.1f} MB sent")
     print(f"in {path}: metrics.jsonl, curve.png, time.png, trace.json (for ui.perfetto.dev)")
+    print(f"model: {path}/model.safetensors; for torch: gradtide checkpoint export {path} model.pt")

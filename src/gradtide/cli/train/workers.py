@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from gradtide.cli.train.keeping import before_resuming, plan_keeping
+from gradtide.cli.watch.dashboard import dashboard_beside
 from gradtide.errors import ConfigError, OutputError
 from gradtide.launch import Launcher, Spec, Target, check_spec
 from gradtide.launch.output import Output
@@ -43,7 +44,7 @@ def choose_sync(sync: str | None, servers: int) -> str:
 
 
 def train_with_workers(
-    asked: dict[str, Any], workers: int, servers: int, keeping: dict[str, Any], as_json: bool
+    asked: dict[str, Any], workers: int, servers: int, keeping: dict[str, Any], as_json: bool, dashboard: bool
 ) -> None:
     """`asked` has the fields of train.settings.Settings. Nothing of torch is loaded here before a worker's is begun."""
     if keeping["every"] or keeping["resume"]:  # then which one it goes on with is known only when they are looked at
@@ -59,15 +60,18 @@ def train_with_workers(
     with ExitStack() as stack:
         launcher = stack.enter_context(Launcher(spec, partial(_Beside, terminal)))
         from gradtide.cli.train.report import Progress, conclude
+        from gradtide.observe.run_facts import RunFacts
         from gradtide.train.settings import Settings
 
         settings = Settings(**asked)
         folder = _check(settings, workers, servers)
-        progress = Progress(folder.path, workers, terminal)
         variables = {}
         if servers:
             variables["GRADTIDE_STORE"] = stack.enter_context(_start_servers(servers, settings, keeping)).address
-        with progress.following():
+        title = f"{folder.path.name}: {settings.title(workers, servers)}"
+        facts = RunFacts(title, workers, servers, variables.get("GRADTIDE_STORE", ""))
+        progress = Progress(folder.path, facts, terminal)
+        with dashboard_beside(dashboard, folder.path, facts.store), progress.following():
             code = launcher.run(variables)
     if progress.began:
         conclude(folder, settings.title(workers, servers), progress.logs, as_json, whole=code == 0)
@@ -88,9 +92,9 @@ def _start_servers(servers: int, settings: "Settings", keeping: dict[str, Any]) 
 
 def _check(settings: "Settings", workers: int, servers: int) -> "RunFolder":
     from gradtide.collective.executors.choose import choose, nominal_topology
+    from gradtide.observe.event_log import LogReader, log_path
     from gradtide.schedule.strategies import STRATEGIES
     from gradtide.train.record import RunFolder, read_metrics
-    from gradtide.train.together.log import LogReader, log_path
     from gradtide.train.together.merge import merge
 
     settings.check(workers)

@@ -1,0 +1,22 @@
+"""The site: `scripts/docs` builds it from the pages in this folder, the code's docstrings and the command line."""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(__file__))
+
+from gradtide import __version__
+
+project, author, release = "gradtide", "the gradtide authors", __version__
+copyright = author
+extensions = ["myst_parser", "sphinx.ext.autodoc", "site_parts"]
+html_theme = "furo"
+html_title = f"gradtide {release}"
+exclude_patterns = ["_build"]
+myst_heading_anchors = 4
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r".*")]  # of torch's names and of inner types no inventory is fetched: no network
+suppress_warnings = ["myst.header"]  # a page of several parts has several first headings
+autodoc_inherit_docstrings = False  # torch has its own pages

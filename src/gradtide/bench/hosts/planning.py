@@ -1,0 +1,85 @@
+"""What planning costs: `gradtide plan superpod:HOSTS` as a whole command, from 8 devices to 10,000."""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gradtide.bench.machine import describe_machine
+from gradtide.errors import GradtideError
+
+__all__ = ["HOSTS", "PlanningCost", "bench_planning", "draw", "keep"]
+
+HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1280)
+GPUS = 8
+DEADLINE_S = 900.0  # of one command
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningCost:
+    """One command: its time, and the most memory of any command so far, so ask for sizes in rising order."""
+
+    devices: int
+    wall_s: float
+    cpu_s: float
+    peak_mb: float
+    ratio: float  # of the best plan's time to the bound
+
+
+def bench_planning(hosts: Sequence[int], size: str, tell: Callable[[str], None]) -> Iterator[PlanningCost]:
+    """The smallest cluster first."""
+    for count in sorted(hosts):
+        tell(f"planning {count * GPUS:,} devices")
+        yield _measure(count, size)
+
+
+def _measure(hosts: int, size: str) -> PlanningCost:
+    name, before, start = f"superpod:{hosts}", _children(), time.monotonic()
+    command = [sys.executable, "-m", "gradtide", "plan", name, "--size", size, "--json"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise GradtideError(f"gradtide plan {name} took more than {DEADLINE_S:g} s; ask for fewer hosts") from None
+    wall_s, after = time.monotonic() - start, _children()
+    if done.returncode:
+        raise GradtideError(f"gradtide plan {name} failed: {done.stderr.strip()[-500:]}")
+    ratio = min(row["ratio"] for row in json.loads(done.stdout)["strategies"])
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return PlanningCost(hosts * GPUS, wall_s, cpu_s, after.ru_maxrss / 1000, ratio)
+
+
+def _children() -> resource.struct_rusage:
+    return resource.getrusage(resource.RUSAGE_CHILDREN)
+
+
+def keep(path: Path, costs: Sequence[PlanningCost]) -> None:
+    content = {"machine": describe_machine().as_dict(), "results": [asdict(cost) for cost in costs]}
+    path.write_text(json.dumps(content) + "\n")
+
+
+def draw(costs: Sequence[PlanningCost], path: Path) -> None:
+    """Seconds of CPU and memory over the number of devices."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullLocator
+
+    figure = Figure(figsize=(9.2, 3.8), layout="constrained")
+    devices = [cost.devices for cost in costs]
+    panels = (
+        ("CPU seconds", [cost.cpu_s for cost in costs]),
+        ("most memory so far, MB", [cost.peak_mb for cost in costs]),
+    )
+    for at, (what, values) in enumerate(panels, start=1):
+        axes = figure.add_subplot(1, 2, at)
+        axes.plot(devices, values, "o-", color="#1f77b4", lw=1.6)
+        axes.set_xscale("log", base=2)
+        axes.set(xlabel="devices", ylabel=what, ylim=(0, max(values) * 1.1))
+        axes.set_xticks(devices[::2], [f"{count:,}" for count in devices[::2]])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.grid(color="#dddddd", lw=0.7)
+    figure.suptitle("gradtide plan superpod:HOSTS --size 1GB, the whole command", fontsize=11)
+    figure.savefig(path, dpi=110)

@@ -1,0 +1,8 @@
+"""Workers that train together, beside DDP.
+
+workers.py            gradtide's against DDP, and processes that never synchronise
+lightning_trainer.py  Lightning's Trainer with gradtide's strategy beside the same with DDP over Gloo
+lightning_worker.py   a worker of one contender of it
+reading.py            an epoch of a dataset that takes its time, of which each worker reads its part
+reading_worker.py     a worker of one contender of it
+"""

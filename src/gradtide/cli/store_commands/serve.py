@@ -1,0 +1,153 @@
+"""`gradtide serve`, `gradtide coordinator`, `gradtide secret`: the roles of a store on any machine, and their keys."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+__all__ = ["InsecureNetwork", "SecretFile", "coordinator", "secret", "serve"]
+
+SecretFile = Annotated[Path | None, typer.Option(help="The job's secret file, or a key made of it; needed for TCP")]
+InsecureNetwork = Annotated[
+    bool,
+    typer.Option(
+        help="Do not encrypt what goes to other machines: whoever is on the way can read tensors and change them"
+    ),
+]
+Where = Annotated[
+    str,
+    typer.Argument(
+        help="Where to listen: unix:/folder/name, tcp:host:port (0: any port), tls:host:port (encrypted on one "
+        "machine, too)"
+    ),
+]
+Certificate = Annotated[Path | None, typer.Option(help="A certificate of your own in PEM; else one is made")]
+CertificateKey = Annotated[Path | None, typer.Option(help="Its private key, if that is in another file")]
+
+
+def serve(
+    address: Where,
+    coordinator: Annotated[str, typer.Option(help="Where the coordinator listens; several with commas")],
+    name: Annotated[str, typer.Option(help="Its own, kept over restarts; without one, its machine and port")] = "",
+    advertise: Annotated[str, typer.Option(help="Where clients reach it, if that is not where it listens")] = "",
+    servers: Annotated[int, typer.Option(help="How many servers the store begins with")] = 1,
+    replicas: Annotated[int, typer.Option(help="How many copies of everything, beside the first")] = 0,
+    secret_file: SecretFile = None,
+    insecure_network: InsecureNetwork = False,
+    certificate: Certificate = None,
+    certificate_key: CertificateKey = None,
+    threads: Annotated[int, typer.Option(help="Threads of torch")] = 1,
+    semiring: Annotated[list[str] | None, typer.Option(help="package.module:name of a reduction of your own")] = None,
+    checkpoints: Annotated[
+        list[str] | None, typer.Option(help="A folder under which checkpoints may be written; say it again for more")
+    ] = None,
+    drain_s: Annotated[float, typer.Option("--drain", help="Seconds to hand over its shards at SIGTERM")] = 120.0,
+) -> None:
+    """Hold parameters for a store, until SIGTERM (which hands them over to other servers first) or Ctrl-C."""
+    from gradtide.store.local.advertise import default_name
+    from gradtide.store.local.roles import Role, run_role
+    from gradtide.transport.authenticate import parse_address
+    from gradtide.transport.keys import read_credentials
+
+    role = Role(
+        role="server", name=name or default_name(parse_address(address)), address=address,
+        coordinator=coordinator, expected=servers,
+        advertise=advertise, threads=threads, semirings=tuple(semiring or ()),
+        replicas=replicas, drain_s=drain_s,
+        roots=tuple(checkpoints or ()) if checkpoints or not address.startswith("unix:") else None,
+    )  # fmt: skip
+    credentials = read_credentials(
+        secret_file, insecure_network=insecure_network, certificate=certificate, certificate_key=certificate_key
+    )
+    run_role(role, credentials, lambda where: typer.echo(f"{role.name} listens at {where}"))
+
+
+def coordinator(
+    address: Where,
+    secret_file: SecretFile = None,
+    insecure_network: InsecureNetwork = False,
+    certificate: Certificate = None,
+    certificate_key: CertificateKey = None,
+    lease_s: Annotated[float, typer.Option("--lease", help="Seconds of silence after which a peer is out")] = 2.0,
+    worker_lease_s: Annotated[
+        float, typer.Option("--worker-lease", help="Seconds that a worker may hang while its connection stands")
+    ] = 60.0,
+    journal: Annotated[
+        str,
+        typer.Option(
+            help="Where it keeps what it decided: a file, to be started again; or etcd://h1:2379,h2:2379,h3:2379/job "
+            "(etcds:// with TLS), where others stand by"
+        ),
+    ] = "",
+    advertise: Annotated[
+        str, typer.Option(help="With etcd: where others reach it, if that is not where it listens")
+    ] = "",
+    etcd_ca: Annotated[str, typer.Option(help="For etcds://: whom to trust, in PEM")] = "",
+    etcd_certificate: Annotated[str, typer.Option("--etcd-cert", help="... a client certificate, in PEM")] = "",
+    etcd_key: Annotated[str, typer.Option(help="... and its private key")] = "",
+    restore: Annotated[str, typer.Option(help="A checkpoint that the store begins with; all servers must see it")] = "",
+    checkpoints: Annotated[str, typer.Option(help="Where the last checkpoint is found if servers die")] = "",
+    after_loss: Annotated[
+        str, typer.Option(help="Then: empty, rewind (all go back), continue (the lost do)")
+    ] = "empty",
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Go on with an old journal: all shards begin anew, as after a loss")
+    ] = False,
+    metrics: Annotated[
+        str, typer.Option(help="Serve /metrics for Prometheus: a port of this machine, or HOST:PORT for others, too")
+    ] = "",
+) -> None:
+    """Say who is alive and which server holds what, until SIGTERM or Ctrl-C."""
+    from gradtide.store.coordinator.recovery import Recovering
+    from gradtide.store.local.roles import Role, run_role
+    from gradtide.transport.keys import read_credentials
+
+    Recovering(restore, checkpoints, after_loss).check()  # type: ignore[arg-type]
+    role = Role(
+        role="coordinator", name="coordinator", address=address, lease_s=lease_s,
+        journal=journal, advertise=advertise, etcd_ca=etcd_ca, etcd_certificate=etcd_certificate, etcd_key=etcd_key,
+        restore=restore, checkpoints=checkpoints,
+        after_loss=after_loss,  # type: ignore[arg-type]
+        accept_loss=accept_loss, worker_lease_s=worker_lease_s, metrics=metrics,
+    )  # fmt: skip
+    credentials = read_credentials(
+        secret_file, insecure_network=insecure_network, certificate=certificate, certificate_key=certificate_key
+    )
+    if not journal:
+        typer.echo("coordinator: it keeps no journal, so if it dies the store is lost; give --journal", err=True)
+    run_role(role, credentials, lambda where: typer.echo(f"coordinator listens at {where}"))
+
+
+class _PathOrCommand(TyperGroup):
+    """`gradtide secret job.secret` is `gradtide secret make job.secret`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = args[0] in self.commands or args[0].startswith("-")
+        return super().resolve_command(ctx, args if known else ["make", *args])
+
+
+secret = typer.Typer(cls=_PathOrCommand, help="Make the keys of a job.", no_args_is_help=True)
+
+
+@secret.command()
+def make(path: Annotated[Path, typer.Argument(help="A file that is not there yet")]) -> None:
+    """Make a secret file for a job, its root key, that only you can read. `gradtide secret PATH` does the same."""
+    from gradtide.transport.keys import make_secret_file
+
+    make_secret_file(path)
+    typer.echo(f"written: {path}; copy it to the machines of servers and coordinator, and keep it to yourself")
+
+
+@secret.command()
+def derive(
+    path: Annotated[Path, typer.Argument(help="A file that is not there yet")],
+    role: Annotated[str, typer.Option(help="worker, or operator")],
+    name: Annotated[str, typer.Option(help="Whose it is; without a name, all of that role share one key")] = "",
+    secret_file: SecretFile = None,
+) -> None:
+    """Make the key of a worker or an operator, from which no other key follows."""
+    from gradtide.transport.keys import derive_key_file
+
+    derive_key_file(secret_file, path, role, name)
+    typer.echo(f"written: {path}; copy it to where {role} {name or 'processes'} will run")

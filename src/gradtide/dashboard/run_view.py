@@ -1,0 +1,163 @@
+"""A whole run: all workers, predicted beside measured, what has happened."""
+
+import math
+from collections import Counter, deque
+from typing import Any
+
+from gradtide.dashboard.series import Series
+from gradtide.dashboard.worker_view import WorkerView
+from gradtide.events import (
+    BatchDone,
+    BatchStarted,
+    CheckpointFailed,
+    CheckpointTaken,
+    CompressionDecided,
+    Degraded,
+    EpochDone,
+    Event,
+    LinksPlanned,
+    SharesChanged,
+    SplitDecided,
+)
+from gradtide.observe.figures import MetricFigures
+from gradtide.observe.meter import PHASES, Timed
+
+__all__ = ["RunView", "describe"]
+
+_KEPT = 200  # happenings
+
+
+class RunView:
+    """Fed with events; gives plain data. Times in it are seconds since the first event."""
+
+    def __init__(self, title: str = "") -> None:
+        self.title = title
+        self.workers: dict[int, WorkerView] = {}
+        self.series = Series()
+        self.began_s: float | None = None
+        self.began_unix_s: float | None = None
+        self._happened: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self._new: list[dict[str, Any]] = []
+
+    def note(self, rank: int, events: list[Timed], unix_offset_s: float) -> None:
+        """Events of a worker; `unix_offset_s` brings its clock to that of the wall."""
+        if not events:
+            return
+        if self.began_s is None:
+            self.began_s, self.began_unix_s = events[0].at_s, events[0].at_s + unix_offset_s
+        worker = self.workers.setdefault(rank, WorkerView(rank))
+        for timed in events:
+            if isinstance(timed.event, BatchDone):
+                self.series.unit = "samples/s"
+                self.series.add(timed.at_s - self.began_s, timed.event.samples, timed.event.loss)
+            elif isinstance(timed.event, BatchStarted) and worker.stepped_s is not None:  # a loop of the user's own
+                self.series.unit = "steps/s"
+                self.series.add(worker.stepped_s - self.began_s, 1)
+            worker.note(timed)
+            told = describe(timed.event)
+            if told is not None and (rank == 0 or not isinstance(timed.event, EpochDone | LinksPlanned)):
+                self._note(timed.at_s + unix_offset_s, f"worker {rank}", *told)
+
+    def note_line(self, line: dict[str, Any]) -> None:
+        """A line of metrics.jsonl: of a run of one process, whose events nobody has written down."""
+        if line.get("kind") == "batch" and line.get("loss") is not None:
+            self.series.unit = "steps/s"
+            self.series.add(line["seconds"], 1, line["loss"])
+
+    def _note(self, unix_s: float, who: str, kind: str, text: str) -> None:
+        entry = {"unix_s": round(unix_s, 3), "who": who, "kind": kind, "text": text}
+        self._happened.append(entry)
+        self._new.append(entry)
+
+    def link_bytes(self) -> dict[tuple[str, str], float]:
+        found: Counter[tuple[str, str]] = Counter()
+        for worker in self.workers.values():
+            found.update(worker.link_bytes)
+        return dict(found)
+
+    def staleness(self) -> dict[int, int]:
+        found: Counter[int] = Counter()
+        for worker in self.workers.values():
+            found.update(worker.staleness)
+        return dict(found)
+
+    def comparison(self) -> list[dict[str, Any]]:
+        """What synchronising was predicted to take, beside what it took: the mean of all workers' steps, after
+        backward, waiting for others included."""
+        planned = next((worker.planned for worker in self.workers.values() if worker.planned is not None), None)
+        steps = sum(worker.steps for worker in self.workers.values())
+        if planned is None or not steps:
+            return []
+        measured_s = sum(worker.totals.sync_s for worker in self.workers.values()) / steps
+        row = {"what": "synchronise", "way": planned.way, "links": planned.links, "measured_s": measured_s}
+        return [row | {"predicted_s": planned.predicted_s}]
+
+    def add_figures(self, figures: MetricFigures) -> None:
+        for rank, worker in self.workers.items():
+            totals = worker.totals
+            figures.phase_s |= {(rank, phase): getattr(totals, f"{phase}_s") for phase in PHASES}
+            figures.steps[rank] = worker.steps
+            if worker.last is not None:  # else nobody has said how many there were
+                figures.samples[rank] = totals.samples
+        figures.link_bytes, figures.staleness = self.link_bytes(), self.staleness()
+        for row in self.comparison():
+            figures.measured_s[row["what"]] = row["measured_s"]
+            if row["predicted_s"] is not None:
+                figures.predicted_s[row["what"]] = row["predicted_s"]
+        losses = [worker.totals.loss for worker in self.workers.values() if math.isfinite(worker.totals.loss)]
+        figures.loss = sum(losses) / len(losses) if losses else None
+
+    def snapshot(self) -> dict[str, Any]:
+        """All there is, for a reader that has just come."""
+        return self._totals() | {
+            "title": self.title,
+            "phases": list(PHASES),
+            "series": self.series.whole(),
+            "spans": {rank: self._shifted(worker.kept_spans) for rank, worker in self.workers.items()},
+            "happened": list(self._happened),
+        }
+
+    def delta(self) -> dict[str, Any]:
+        """What is new since the last one."""
+        spans = {rank: self._shifted(worker.take_spans()) for rank, worker in self.workers.items()}
+        happened, self._new = self._new, []
+        found: dict[str, Any] = {"spans": {rank: new for rank, new in spans.items() if new}, "happened": happened}
+        series = self.series.delta()
+        if series is None and not found["spans"] and not happened:
+            return {}
+        return self._totals() | {name: value for name, value in (found | {"series": series}).items() if value}
+
+    def _totals(self) -> dict[str, Any]:
+        return {
+            "began_unix_s": self.began_unix_s,
+            "workers": [worker.row() for _, worker in sorted(self.workers.items())],
+            "links": [[*pair, size] for pair, size in sorted(self.link_bytes().items())],
+            "staleness": sorted(self.staleness().items()),
+            "comparison": self.comparison(),
+        }
+
+    def _shifted(self, spans: list[list[float]]) -> list[list[float]]:
+        began_s = self.began_s or 0.0
+        return [[kind, round(start - began_s, 4), round(end - began_s, 4)] for kind, start, end in spans]
+
+
+def describe(event: Event) -> tuple[str, str] | None:
+    """An event as a line of the timeline: good, bad or plain, and its words. None: it is not one of those."""
+    match event:
+        case CheckpointTaken():
+            return "good", f"checkpoint at step {event.step}, {event.size_bytes / 1e6:,.1f} MB in {event.seconds:.1f} s"
+        case CheckpointFailed():
+            return "bad", f"the checkpoint at step {event.step} failed: {event.text}"
+        case SharesChanged():
+            return "plain", f"{event.who}s take {', '.join(map(str, event.samples))} samples of a batch: {event.text}"
+        case CompressionDecided() | SplitDecided():
+            return "plain", event.text
+        case Degraded(shards=0):
+            return "good", "all shards have a replica in sync again"
+        case Degraded():
+            return "bad", f"{event.shards} shards have no replica in sync"
+        case EpochDone() if event.test_accuracy is not None:
+            return "plain", f"epoch {event.epoch} done, test accuracy {event.test_accuracy:.3f}"
+        case LinksPlanned():
+            return "plain", f"gradients go by {event.way}"
+    return None

@@ -1,0 +1,102 @@
+"""Where the dashboard's figures come from: a run's folder, and a coordinator. Both are only read."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from gradtide.dashboard.run_view import RunView
+from gradtide.errors import GradtideError
+from gradtide.observe.event_log import LogReader
+from gradtide.observe.run_facts import read_facts
+from gradtide.store.local.status import Status, ask_status
+from gradtide.transport.keys import Credentials
+
+__all__ = ["RunSource", "StoreSource"]
+
+_MOST_BYTES = 2 << 20  # of a file at a time: a long run is read in pieces
+_TAIL_BYTES = 1 << 16
+_ASK_S = 0.5
+_NAME = re.compile(r"worker-(\d+)\.jsonl")
+
+
+class RunSource:
+    """Follows what workers write down in a folder, which may not be there yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.view = RunView(folder.name)
+        self.store = ""  # the address of its store, once it is known
+        self._knows_facts = False
+        self._readers: dict[int, LogReader] = {}
+        self._offsets: dict[int, float] = {}
+        self._lines = _Lines(folder / "metrics.jsonl")
+
+    def poll(self) -> bool:
+        """Takes in what is new; whether there may be more at once."""
+        self._read_facts()
+        for path in self.folder.glob("worker-*.jsonl"):
+            found = _NAME.fullmatch(path.name)
+            if found is not None:
+                self._readers.setdefault(int(found[1]), LogReader(path))
+        if not self._readers:
+            for line in self._lines.read():
+                self.view.note_line(line)
+        more = [self._read(rank) for rank in sorted(self._readers)]
+        return any(more)
+
+    def _read(self, rank: int) -> bool:
+        events = self._readers[rank].read(_MOST_BYTES)
+        if events and rank not in self._offsets:
+            self._offsets[rank] = _unix_offset_s(self.folder / f"worker-{rank}.jsonl", events[-1].at_s)
+        self.view.note(rank, events, self._offsets.get(rank, 0.0))
+        return len(events) > _MOST_BYTES // 512
+
+    def _read_facts(self) -> None:
+        if not self._knows_facts and (facts := read_facts(self.folder)) is not None:
+            self._knows_facts, self.store = True, facts.store
+            self.view.title = facts.title
+
+
+class _Lines:
+    """New whole lines of a file of JSON."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read_bytes = path, 0
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read_bytes)
+                whole, end, _ = file.read(_MOST_BYTES).rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self._read_bytes += len(whole) + len(end)
+        return [json.loads(line) for line in whole.split(b"\n") if line]
+
+
+def _unix_offset_s(path: Path, otherwise_s: float) -> float:
+    """From a worker's clock to the wall's: its last line was written when the file was last changed. Good across hosts
+    that share a file system, and after a restart of the machine."""
+    with path.open("rb") as file:
+        changed_s = path.stat().st_mtime
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        lines = file.read().split(b"\n")[:-1]
+    try:
+        return changed_s - float(json.loads(lines[-1])["at_s"])
+    except (IndexError, KeyError, ValueError):
+        return changed_s - otherwise_s
+
+
+class StoreSource:
+    """Asks a coordinator and its servers as `gradtide status` does."""
+
+    def __init__(self, address: str, credentials: Credentials | None) -> None:
+        self.address, self._credentials = address, credentials
+
+    def ask(self) -> Status | str:
+        """How it is, or why nobody knows."""
+        try:
+            return ask_status(self.address, self._credentials, _ASK_S)
+        except (GradtideError, OSError) as error:
+            return str(error)

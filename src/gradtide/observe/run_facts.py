@@ -1,0 +1,39 @@
+"""run.json in a run's folder: what whoever watches must know besides its events. No secret is ever in it."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gradtide.errors import DataError, OutputError
+
+__all__ = ["RunFacts", "read_facts", "write_facts"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """A run as it was begun."""
+
+    title: str
+    workers: int
+    servers: int = 0
+    store: str = ""  # the coordinator's address
+
+
+def write_facts(folder: Path, facts: RunFacts) -> None:
+    path = folder / "run.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(facts)) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"can't write {path} ({error.strerror}); choose another --output") from error
+
+
+def read_facts(folder: Path) -> RunFacts | None:
+    """None where there is no such file: a run of one process, or an old one."""
+    path = folder / "run.json"
+    try:
+        return RunFacts(**json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, TypeError, ValueError) as error:
+        raise DataError(f"{path} is not what gradtide writes ({error}); remove it, and only events are shown") from None
