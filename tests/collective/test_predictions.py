@@ -26,31 +26,26 @@ def limited(request):
 
 
 def explained(rank, size):
-    """What a group says before anything is measured and after, how long measuring takes, the first time and again."""
+    """What a group says before anything is measured, after, and when the same hosts are asked about again."""
     with Group.from_environment(timeout_s=30) as group:
         before = group.explain()
         group.all_reduce(torch.ones(250_000))
         group.barrier()
-        begin = time.perf_counter()
         after = group.explain(probe=True)
-        first_s = time.perf_counter() - begin
     with Group.from_environment(timeout_s=30) as group:
-        group.barrier()
-        begin = time.perf_counter()
-        again = group.explain(probe=True)
-        return before, after, again, first_s, time.perf_counter() - begin
+        return before, after, group.explain(probe=True)
 
 
 def test_explain_says_what_is_predicted_and_measured_and_probes_once_for_these_hosts(limited):
-    for before, after, again, first_s, again_s in limited.run(explained, 2):
-        way = "between 2 hosts each collective is one exchange over links of all hosts at once; "
-        assert before == way + "nothing is predicted before the links are measured: explain(probe=True), on all ranks"
-        assert re.match(
-            re.escape(way) + r"measured links: .*/s of each host, .*; predicted all_reduce: 4\.096 KB", after
-        )
+    for before, after, again in limited.run(explained, 2):
+        way = "between 2 hosts each collective is one exchange over links of all hosts at once"
+        assert before == way + "; nothing is predicted before the links are measured: explain(probe=True), on all ranks"
+        flows = r"(, \d flows between each two ranks)?"  # a busy machine may make several look quicker
+        links = r"; measured links: .*/s of each host, .*; predicted all_reduce: 4\.096 KB"
+        assert re.match(way + flows + links, after), after
         assert re.search(r"; all_reduce of 1 MB: predicted .* ms, measured .* ms \(of 1\)$", after)
+        # Measured again, it would have other digits.
         assert re.search(r"predicted all_reduce: (.*)", again)[1] in after
-        assert again_s < first_s / 3
 
 
 def compared(rank, size, counts):

@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from clock import at_most
 from gradtide.chaos.drill import Drill, run_chaos, victims
 from gradtide.chaos.networks import MachineNetwork, flows_of
 from gradtide.errors import ConfigError
@@ -57,7 +58,7 @@ def test_machines_that_are_killed_cut_off_stalled_and_out_of_disk_lose_nothing()
     assert (report.faults, report.lost, report.doubled) == (4, 0, 0)
     assert report.pushes > 0
     assert set(report.longest_s) == set(ISLANDS)
-    assert max(report.longest_s.values()) < 10, "4.5 s on a quiet machine; this one may be busy"
+    assert max(report.longest_s.values()) < at_most(10), "4.5 s on a quiet machine"
     assert os.readlink("/proc/thread-self/ns/net") == before
 
 

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from clock import at_most
 from gradtide.chaos.membership_churn import Coming, run_comings
 from gradtide.errors import ConfigError
 from loaded_python import loaded_python
@@ -15,7 +16,7 @@ def test_servers_and_workers_come_and_go_and_every_sum_is_exact(forks, replicas,
     report = run_comings(Coming(servers=2, workers=6, replicas=replicas), forks=forks)
     assert (report.servers, report.workers, report.lost, report.doubled) == (2, 6, 0, 0)
     assert report.steps > 10
-    assert report.longest_s < 10, "far above what a quiet machine shows, for this one may be busy"
+    assert report.longest_s < at_most(10), "far above what a quiet machine shows"
 
 
 @pytest.mark.slow

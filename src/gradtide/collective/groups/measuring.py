@@ -28,7 +28,7 @@ _LEAST_SIZES, _LEAST, _ROWS, _MOST_IN_A_ROW = 4, 3, 5, 64
 _OTHERS_S = 0.08  # of it, for other operations than all_reduce
 _OTHERS_SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
 _FLOWS = (2, 4, 8)  # to be tried, while each is quicker than the last
-_FLOWS_BYTES, _FLOWS_TIMES, _SLOW_S = (256 << 10, 1 << 20), 5, 5e-3
+_FLOWS_BYTES, _FLOWS_TIMES, _SLOW_TIMES, _SLOW_S = (256 << 10, 1 << 20), 5, 3, 5e-3
 _QUICKER, _QUICKER_AT_ALL = 0.75, 0.85  # more flows must take so little of the time of fewer
 _CORE_BYTES_PER_S = 6e8  # each way
 
@@ -65,13 +65,13 @@ def _choose_flows(group: "Group", most: int) -> None:
     if group.flows != 1:
         group.use_flows(1)
     small, large = (torch.zeros(size // 4) for size in _FLOWS_BYTES)
-    once_s = _in_a_row(lambda: group.all_reduce(small), 1)
+    once_s = min(_in_a_row(lambda: group.all_reduce(small), 1) for _ in range(3))
     is_slow = bool(_as_rank_0_says(group, once_s > _SLOW_S))
     if most < 2 or (not is_slow and _fills_a_core(group, large)):
         return
     best = 1
     for more in _FLOWS:
-        if not _is_quicker(group, small if is_slow else large, more, best, 2 if is_slow else _FLOWS_TIMES):
+        if not _is_quicker(group, small if is_slow else large, more, best, _SLOW_TIMES if is_slow else _FLOWS_TIMES):
             break
         best = more
     group.use_flows(best)
