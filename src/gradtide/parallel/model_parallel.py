@@ -179,9 +179,9 @@ class ModelParallel:
         if parts > 1 and not (loss.terms.known or loss.terms.said):
             name = getattr(loss.function, "__name__", type(loss.function).__name__)
             raise ConfigError(
-                f"{name} is none of torch's losses, so nobody knows how the losses of {parts} parts make up the "
-                "batch's; say count= (loss_terms= in fit), a function from targets to the number of terms it is a mean "
-                'over, or "sum"'
+                f"nobody knows how the losses of {parts} parts make up the batch's: {name} is a function of your own, "
+                "or has weights that might be its samples'; say count= (loss_terms= in fit), a function from targets "
+                'to the number of terms it is a mean over, or "sum"'
             )
 
     def _ready(self, x: Any, loss: Loss | None) -> SplitEngine:

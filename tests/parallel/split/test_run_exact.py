@@ -79,7 +79,7 @@ def test_a_loss_of_ones_own_needs_count():
 
     net = plain()
     model = wrap(net, momentum(net), make_layout(plain, "pipeline 2", 4), 2)
-    with pytest.raises(ConfigError, match=r"squared is none of torch's losses.*count="):
+    with pytest.raises(ConfigError, match=r"squared is a function of your own.*count="):
         model.step(X, Y, squared)
     model.close()
     both(plain, make_layout(plain, "copies 2", 3), 2, squared, count=lambda y: (y + 1).sum())
@@ -90,6 +90,19 @@ def test_a_loss_that_is_a_sum_and_one_with_ignored_and_weighted_classes():
     weights = torch.tensor([1.0, 2.0, 0.5, 3.0, 0.0], dtype=torch.float64)
     loss = nn.CrossEntropyLoss(weight=weights, ignore_index=2)
     both(plain, make_layout(plain, "data 2 pipeline 2", 5), 4, loss)
+
+
+def test_weights_of_classes_and_one_for_all_are_known_and_others_need_count():
+    weights = torch.tensor([1.0, 2.0, 0.5, 3.0, 0.1], dtype=torch.float64)
+    both(plain, make_layout(plain, "data 2 pipeline 2", 3), 4, nn.MultiMarginLoss(weight=weights))
+    data = [(X, functional.one_hot(Y, 5).double())]
+    one = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(3.0, dtype=torch.float64))
+    both(plain, make_layout(plain, "data 2 pipeline 2", 3), 4, one, data=data)
+    net = plain()
+    model = wrap(net, momentum(net), make_layout(plain, "pipeline 2", 4), 2)
+    with pytest.raises(ConfigError, match="has weights that might be its samples"):
+        model.step(*data[0], nn.BCEWithLogitsLoss(pos_weight=weights))
+    model.close()
 
 
 def test_batches_of_one_sample_and_of_fewer_than_there_are_copies():

@@ -84,9 +84,14 @@ def find_terms(fn: LossFn, said: Any = None) -> Terms:
         ignored = options.get("ignore_index")
         count = partial(_count_targets, weight, _IGNORED if ignored is None else ignored)
         return Terms(is_sum, None if is_sum else count, known=True)
-    if weight is not None or options.get("pos_weight") is not None:
+    elementwise = bool(name) and name not in _OF_SAMPLES
+    if elementwise and any(_may_weigh_samples(options.get(each)) for each in ("weight", "pos_weight")):
         return Terms(is_sum)  # torch takes weights of elements and of samples alike: it is compared
-    return Terms(is_sum, known=bool(name), elementwise=bool(name) and name not in _OF_SAMPLES)
+    return Terms(is_sum, known=bool(name), elementwise=elementwise)
+
+
+def _may_weigh_samples(weight: Any) -> bool:
+    return weight is not None and not (isinstance(weight, Tensor) and weight.numel() == 1)
 
 
 def _read(fn: LossFn) -> tuple[str, Mapping[str, Any]]:
