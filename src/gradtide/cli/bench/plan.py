@@ -42,7 +42,5 @@ def plan(
         (f"{cost.devices:,}", f"{cost.wall_s:.1f}", f"{cost.cpu_s:.1f}", f"{cost.peak_mb:,.0f}", f"{cost.ratio:.3f}")
         for cost in costs
     ]
-    print_table(
-        ("devices", "seconds", "of CPU", "peak MB so far", "× bound"), rows, f"planning {size} on superpod:HOSTS"
-    )
+    print_table(("devices", "seconds", "of CPU", "peak MB", "× bound"), rows, f"planning {size} on superpod:HOSTS")
     say_written(path, picture)
