@@ -68,7 +68,8 @@ def test_ctrl_c_on_a_terminal_reaches_every_worker_once_and_marks_are_coloured(s
         import time
         try:
             print("here")
-            time.sleep(300)
+            while True:  # a signal that comes just before one sleep is Python's to see after it
+                time.sleep(0.05)
         except KeyboardInterrupt:
             print("interrupted")
             time.sleep(0.2)  # a second KeyboardInterrupt would end it here
@@ -106,7 +107,8 @@ def test_a_worker_hears_ctrl_c_though_who_started_the_job_has_blocked_it(script)
 
 
 def test_where_each_worker_was_when_interrupted_is_said_in_a_line(script):
-    process = start(*FAST, *PATIENT, "--workers", 2, script("import time\nprint(); time.sleep(300)\n"))
+    path = script("import time\nprint(), [time.sleep(0.05) for _ in range(6000)]\n")
+    process = start(*FAST, *PATIENT, "--workers", 2, path)
     read_lines(process.stdout, 2)
     process.send_signal(signal.SIGINT)
     done = finish(process)
@@ -231,7 +233,8 @@ def test_a_script_that_takes_longer_to_end_can_be_given_more_time(script):
             sys.exit(0)
         signal.signal(signal.SIGTERM, save)
         print("here")
-        time.sleep(300)
+        while True:
+            time.sleep(0.05)
     """)
     process = start(*FAST, "--grace", 20, path)
     read_lines(process.stdout, 1)

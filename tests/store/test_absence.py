@@ -3,6 +3,7 @@
 import pytest
 
 from gradtide.store.coordinator.membership import Membership
+from gradtide.store.shard.inventory import describe_health
 from gradtide.store.shard.shard_set import ShardSet
 from gradtide.store.wire.messages import (
     Beat,
@@ -46,6 +47,19 @@ def primary_with_an_unconfirmed_entry() -> ShardSet[Number]:
 
 def complains(host: ShardSet[Number], now_s: float) -> bool:
     return any(isinstance(word, Lagging) for word in host.tick(now_s))
+
+
+def test_a_primary_that_has_just_come_is_not_said_to_answer_nobody_and_answers_with_its_first_lease() -> None:
+    host = ShardSet("s0", 1, "s0", ExactArithmetic())
+    host.hear(Welcome("s0", 1, 2.0), 10.0)
+    host.hear(all_on_the_first(), 10.0)
+    host.tick(10.1)
+    assert host.lapsed
+    assert not describe_health(host).lapsed, "its first beat is on the way"
+    host.hear(Welcome("s0", 1, 2.0, clock_s=10.0), 10.2)
+    assert not host.lapsed
+    host.tick(12.1)
+    assert describe_health(host).lapsed
 
 
 def test_a_primary_that_was_stopped_complains_about_nobody_before_it_has_listened() -> None:

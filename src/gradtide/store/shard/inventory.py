@@ -48,4 +48,5 @@ def describe_health(host: "ShardSet[Any]") -> Health:
             waited = block.waited_for(shard.members)
             if waited is not None:
                 rounds.setdefault(key, OpenRound(key, *waited))
-    return Health(host.name, host.epoch, host.lapsed, size_bytes, lag, held, tuple(rounds.values()))
+    lapsed = host.lapsed and host.lease.was_granted
+    return Health(host.name, host.epoch, lapsed, size_bytes, lag, held, tuple(rounds.values()))

@@ -20,6 +20,11 @@ class Lease:
     next_s: float = 0.0
     leased_until_s: float = 0.0  # until then the coordinator has not given us up
 
+    @property
+    def was_granted(self) -> bool:
+        """Whether a beat was ever answered: before that, who has just come is about to be confirmed."""
+        return self.leased_until_s > self.lease_s
+
     def is_due(self, now_s: float) -> bool:
         """Is it time to be heard of? Asking sets the next time."""
         if now_s < self.next_s:

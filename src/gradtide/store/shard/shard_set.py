@@ -223,6 +223,8 @@ class ShardSet(Generic[V]):
                 if message.accepted and not self.incarnation:
                     self.incarnation = self.replication.incarnation = message.incarnation
                 self.lease.welcome(message, now_s)
+                if now_s <= self.lease.leased_until_s:
+                    self.lapsed = False  # at once, not with the next tick
                 if self.draining and self.lease.refused:
                     self.dismissed = True  # another process has the name: nothing is left here that counts
             case _ if not self.incarnation:
