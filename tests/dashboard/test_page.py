@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from store_processes import wait_until_copied
 
 import gradtide
 from gradtide.dashboard.serve import beside
@@ -111,6 +112,7 @@ def test_a_killed_server_is_seen_within_a_second(opened, tmp_path):
     with gradtide.local_servers(3, replicas=1) as servers, beside(tmp_path, servers.address) as link:
         page = opened(link)
         until(page, "document.querySelectorAll('#servers tbody tr').length == 3")
+        wait_until_copied(servers.address)
         dead = next(process.pid for process in servers.processes if process.name == "server-1")
         os.kill(dead, signal.SIGKILL)
         killed_s = time.monotonic()

@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+from store_processes import wait_until_copied
 
 import gradtide
 from gradtide.store.coordinator.chronicle import Chronicle
@@ -87,7 +88,9 @@ def test_who_says_goodbye_is_not_a_failure_and_events_are_kept_up_to_a_number():
 
 def test_a_killed_server_is_told_and_so_is_its_recovery(forks):
     with gradtide.local_servers(3, replicas=1, forks=forks) as servers:
-        wait_for(servers.address, "MemberCame")
+        wait_until_copied(servers.address)
+        for i in range(3):  # then the chronicle has seen the table, too
+            wait_for(servers.address, f"MemberCame.*server-{i}")
         dead = next(process.pid for process in servers.processes if process.name == "server-1")
         os.kill(dead, signal.SIGKILL)
         wait_for(servers.address, "MemberLost.*server-1")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from store_processes import pid_of, wait_until
+from store_processes import Killer, pid_of, wait_until
 
 import gradtide
 from gradtide.chaos.footprint import footprint
@@ -59,12 +59,10 @@ def test_an_optimizer_goes_on_on_the_replica_with_the_same_bits(pair):
     def train(store, key, kill):
         torch.manual_seed(3)
         store.init(key, torch.randn(3000), update=gradtide.update("adam", lr=0.1))
+        killer = Killer(pair)
         for step in range(12):
             if kill and step in (4, 8):
-                wait_until(lambda: is_whole(store))
-                victim = pid_of(pair, f"server-{step % 8 // 4}")
-                os.kill(victim, signal.SIGKILL)
-                pair.wait_until_healed(victim)
+                killer.kill(store, f"server-{step % 8 // 4}")
             store.push(key, torch.randn(3000)).wait()
         return store.pull(key)
 
@@ -152,7 +150,7 @@ def test_beyond_the_replicas_the_client_is_told_what_is_gone(pair):
 def test_workers_in_rounds_go_on_from_the_same_round_with_the_same_bits(forks):
     def train(kills):
         with gradtide.local_servers(3, replicas=1, forks=forks) as servers:
-            values = [None, None]
+            values, killer = [None, None], Killer(servers)
 
             def work(worker):
                 generator = torch.Generator().manual_seed(worker)
@@ -162,9 +160,8 @@ def test_workers_in_rounds_go_on_from_the_same_round_with_the_same_bits(forks):
                         weights = store.pull("w")
                         gradient = torch.randn(2000, generator=generator) + weights
                         if worker == 0 and step in kills:
-                            wait_until(lambda: is_whole(store))
-                            os.kill(pid_of(servers, kills[step]), signal.SIGKILL)
-                        store.push("w", gradient).wait(timeout_s=20)
+                            killer.kill(store, kills[step])
+                        store.push("w", gradient).wait(timeout_s=100)
                     values[worker] = store.pull("w")
 
             threads = [threading.Thread(target=work, args=(worker,)) for worker in range(2)]
