@@ -20,6 +20,7 @@ from gradtide.cli.store_commands.serve import coordinator, secret, serve
 from gradtide.cli.train.command import train
 from gradtide.cli.watch.dashboard import dashboard
 from gradtide.cli.watch.status import status
+from gradtide.cli.watch.trace import trace
 
 __all__ = ["app"]
 
@@ -70,6 +71,7 @@ app.command()(coordinator)
 app.command()(chaos)
 app.command()(status)
 app.command()(dashboard)
+app.command()(trace)
 app.command()(scale)
 app.command()(restore)
 app.add_typer(secret, name="secret")

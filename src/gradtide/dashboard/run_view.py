@@ -6,23 +6,12 @@ from typing import Any
 
 from gradtide.dashboard.series import Series
 from gradtide.dashboard.worker_view import WorkerView
-from gradtide.events import (
-    BatchDone,
-    BatchStarted,
-    CheckpointFailed,
-    CheckpointTaken,
-    CompressionDecided,
-    Degraded,
-    EpochDone,
-    Event,
-    LinksPlanned,
-    SharesChanged,
-    SplitDecided,
-)
+from gradtide.events import BatchDone, BatchStarted, EpochDone, LinksPlanned
+from gradtide.observe.describe import describe
 from gradtide.observe.figures import MetricFigures
 from gradtide.observe.meter import PHASES, Timed
 
-__all__ = ["RunView", "describe"]
+__all__ = ["RunView"]
 
 _KEPT = 200  # happenings
 
@@ -139,25 +128,3 @@ class RunView:
     def _shifted(self, spans: list[list[float]]) -> list[list[float]]:
         began_s = self.began_s or 0.0
         return [[kind, round(start - began_s, 4), round(end - began_s, 4)] for kind, start, end in spans]
-
-
-def describe(event: Event) -> tuple[str, str] | None:
-    """An event as a line of the timeline: good, bad or plain, and its words. None: it is not one of those."""
-    match event:
-        case CheckpointTaken():
-            return "good", f"checkpoint at step {event.step}, {event.size_bytes / 1e6:,.1f} MB in {event.seconds:.1f} s"
-        case CheckpointFailed():
-            return "bad", f"the checkpoint at step {event.step} failed: {event.text}"
-        case SharesChanged():
-            return "plain", f"{event.who}s take {', '.join(map(str, event.samples))} samples of a batch: {event.text}"
-        case CompressionDecided() | SplitDecided():
-            return "plain", event.text
-        case Degraded(shards=0):
-            return "good", "all shards have a replica in sync again"
-        case Degraded():
-            return "bad", f"{event.shards} shards have no replica in sync"
-        case EpochDone() if event.test_accuracy is not None:
-            return "plain", f"epoch {event.epoch} done, test accuracy {event.test_accuracy:.3f}"
-        case LinksPlanned():
-            return "plain", f"gradients go by {event.way}"
-    return None

@@ -3,6 +3,8 @@
 import time
 from typing import Any
 
+from gradtide.observe.describe import describe
+from gradtide.observe.event_log import KINDS
 from gradtide.store.local.status import Status, complaints, notes
 from gradtide.store.wire.messages import Happened, Table
 
@@ -81,29 +83,6 @@ def happenings(status: Status, after: int, now_unix_s: float | None = None) -> t
 
 
 def _line(one: Happened, now_s: float) -> dict[str, Any]:
-    kind, text = _words(one.event, one.fields)
+    told = describe(KINDS[one.event](**one.fields)) if one.event in KINDS else None
+    kind, text = told or ("plain", one.event)
     return {"unix_s": round(now_s - one.ago_s, 3), "who": "coordinator", "kind": kind, "text": text}
-
-
-def _words(event: str, of: dict[str, Any]) -> tuple[str, str]:
-    match event:
-        case "MemberCame":
-            return "good", f"{_member(of)} has come"
-        case "MemberLost":
-            return "bad", f"{_member(of)} was lost"
-        case "MembersDecreed":
-            return "plain", f"in the rounds: {', '.join(f'worker {w}' for w in of['workers']) or 'nobody'}"
-        case "FailedOver":
-            return "good", f"replicas took over {of['shards']} shards of {of['server']}"
-        case "ReplicasShort" if not of["shards"]:
-            return "good", "all shards have all their copies again"
-        case "ReplicasShort":
-            return "bad", f"{of['shards']} shards have fewer copies than were asked for"
-        case "ShardsLost":
-            return "bad", f"{of['shards']} shards had to begin anew: more servers died than there were replicas"
-    return "plain", event
-
-
-def _member(of: dict[str, Any]) -> str:
-    """Most names begin with what they are the name of."""
-    return str(of["name"]) if of["name"].startswith(of["role"]) else f"{of['role']} {of['name']}"

@@ -5,7 +5,7 @@ Times are those of time.monotonic, which all processes of a host share, so lines
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,10 +16,12 @@ from gradtide.errors import OutputError
 from gradtide.events import BatchDone, Emit, EpochDone, Event
 from gradtide.observe.meter import Timed
 
-__all__ = ["EventLog", "LogReader", "find_log", "log_path"]
+__all__ = ["KINDS", "EventLog", "LogReader", "find_log", "log_path", "read_events"]
 
-_KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
-_FIELDS = {kind: [field.name for field in fields(kind)] for kind in _KINDS.values()}
+KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
+_FIELDS = {kind: [field.name for field in fields(kind)] for kind in KINDS.values()}
+
+_PIECE_BYTES = 4 << 20
 
 
 def log_path(folder: Path, rank: int) -> Path:
@@ -98,6 +100,13 @@ class LogReader:
         return [_parse(line) for line in whole.split(b"\n") if line]
 
 
+def read_events(path: Path) -> Iterator[Timed]:
+    """All that a file holds, a piece of it at a time."""
+    reader = LogReader(path)
+    while found := reader.read(_PIECE_BYTES):
+        yield from found
+
+
 def _parse(line: bytes) -> Timed:
     found = json.loads(line)
-    return Timed(found.pop("at_s"), _KINDS[found.pop("event")](**found))
+    return Timed(found.pop("at_s"), KINDS[found.pop("event")](**found))

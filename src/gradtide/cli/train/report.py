@@ -18,10 +18,10 @@ from gradtide.extras import is_there, lacking
 from gradtide.observe.event_log import LogReader, log_path
 from gradtide.observe.meter import Meter, Timed, Totals
 from gradtide.observe.run_facts import RunFacts, write_facts
+from gradtide.observe.trace import write_trace
 from gradtide.train.record import RunFolder, draw_curve, read_metrics
 from gradtide.train.together.merge import merge, totals_of
 from gradtide.train.together.pictures import draw_time
-from gradtide.train.together.trace import write_trace
 
 __all__ = ["Progress", "conclude", "draw_pictures"]
 
@@ -118,7 +118,7 @@ def conclude(folder: RunFolder, title: str, logs: Sequence[list[Timed]], as_json
         return
     if draw_pictures(folder):
         draw_time(totals, folder.path / "time.png")
-    write_trace(folder.path / "trace.json", by_rank, f"gradtide train, {title}")
+    write_trace(folder.path / "trace.json", folder.path, f"gradtide train, {title}")
     if not whole:
         typer.echo(f"gradtide: what there is so far is in {folder.path}", err=True)
     elif as_json:

@@ -7,6 +7,5 @@ split_run.py fit's run of a split model, on devices or as one worker of a job
 worker.py    what each worker of `gradtide train --workers` runs
 merge.py     the lines of all workers as the metrics of one run
 pictures.py  where each worker's time went, as a picture
-trace.py     the same over time, as a Chrome trace
 reporting.py whom a run tells how it goes, besides its observer: Ray Train
 """

@@ -1,0 +1,120 @@
+"""The files of a run, and the trace of all of them."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradtide.errors import DataError, OutputError
+from gradtide.observe.event_log import read_events
+from gradtide.observe.meter import Timed
+from gradtide.observe.trace.keeping import KeptSteps, keep_steps
+from gradtide.observe.trace.meeting import Meetings
+from gradtide.observe.trace.pieces import Tracks
+from gradtide.observe.trace.steps import cut_into_steps
+from gradtide.observe.trace.worker import WorkerTracks
+
+__all__ = ["MOST_EVENTS", "RunLogs", "find_logs", "make_trace", "write_trace"]
+
+MOST_EVENTS = 200_000  # some 30 MB
+_WORKER = re.compile(r"worker-(\d+)\.jsonl")
+_DONE, _UPDATED = b'"event": "BatchDone"', b'"event": "ParametersUpdated"'
+_FEWEST = 16  # steps: a trace of fewer shows nothing
+
+
+@dataclass(frozen=True, slots=True)
+class RunLogs:
+    """Where the events of a run are."""
+
+    workers: Mapping[int, Path]  # by rank
+
+
+@dataclass(slots=True)
+class _Extent:
+    """Which steps logs are of."""
+
+    first: int = 0
+    last: int = 0
+    own_loops: set[int] = field(default_factory=set)  # ranks whose loop does not say that a batch is done
+
+    @property
+    def steps(self) -> int:
+        return max(1, self.last - self.first + 1)
+
+
+def find_logs(folder: Path) -> RunLogs:
+    found = {int(name[1]): path for path in folder.glob("worker-*.jsonl") if (name := _WORKER.fullmatch(path.name))}
+    return RunLogs(dict(sorted(found.items())))
+
+
+def write_trace(path: Path, folder: Path, name: str, most: int = MOST_EVENTS) -> dict[str, Any]:
+    """Writes the trace of a run, and returns what is said of it in the file."""
+    found = make_trace(find_logs(folder), name, most)
+    try:
+        path.write_text(json.dumps(found, separators=(",", ":"), allow_nan=False), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"can't write the trace to {path}: {error.strerror}; choose another --output") from None
+    about: dict[str, Any] = found["otherData"]
+    return about
+
+
+def make_trace(logs: RunLogs, name: str, most: int = MOST_EVENTS) -> dict[str, Any]:
+    """The trace as plain data, of at most so many events: first and last steps and some between, where there are
+    more."""
+    extent = _measure(logs)
+    steps = extent.steps
+    while True:
+        kept = keep_steps(extent.first, extent.last, steps)
+        tracks = _draw(logs, extent, kept)
+        if len(tracks) <= most or steps <= _FEWEST:
+            break
+        steps = max(_FEWEST, min(steps // 2, steps * most // len(tracks)))
+    about = {"run": name, "kept": kept.describe(), "events": len(tracks), "arrows_left_out": tracks.backward}
+    return {"traceEvents": tracks.finish(), "displayTimeUnit": "ms", "otherData": about}
+
+
+def _draw(logs: RunLogs, extent: _Extent, kept: KeptSteps) -> Tracks:
+    tracks, meetings = Tracks(), Meetings()
+    for rank, path in logs.workers.items():
+        drawn = WorkerTracks(tracks, rank, _as_it_is)
+        for step in cut_into_steps(_events(path), own_loop=rank in extent.own_loops):
+            meetings.note(rank, step, _as_it_is, kept=step.number in kept)
+            if step.number in kept:
+                drawn.draw(step)
+            else:
+                for timed in step.events:
+                    drawn.draw_marks(timed)
+    meetings.draw(tracks)
+    return tracks
+
+
+def _as_it_is(at_s: float) -> float:
+    return at_s
+
+
+def _events(path: Path) -> Iterator[Timed]:
+    try:
+        yield from read_events(path)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} is not what gradtide writes ({error}); remove it, and the rest is drawn") from None
+
+
+def _measure(logs: RunLogs) -> _Extent:
+    """Without reading what lines say."""
+    extent, numbers = _Extent(), list[int]()
+    for rank, path in logs.workers.items():
+        done, updates = list[bytes](), 0
+        with path.open("rb") as file:
+            for line in file:
+                updates += _UPDATED in line
+                if _DONE in line and line.endswith(b"\n"):
+                    done = [done[0], line] if done else [line]
+        if done:
+            numbers += [json.loads(line)["step"] for line in done]
+        elif updates:
+            extent.own_loops.add(rank)
+            numbers += [1, updates]
+    extent.first, extent.last = min(numbers, default=1), max(numbers, default=1)
+    return extent

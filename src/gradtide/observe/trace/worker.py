@@ -1,0 +1,81 @@
+"""A worker's steps as tracks: its phases, what it saw, the tasks of a step that is split."""
+
+import math
+from collections.abc import Callable
+
+from gradtide.events import BatchDone, GradientsSynchronised, TaskDone, ValuesPulled
+from gradtide.observe.describe import describe
+from gradtide.observe.meter import Timed, spans
+from gradtide.observe.trace.pieces import Track, Tracks
+from gradtide.observe.trace.steps import WorkerStep
+
+__all__ = ["WorkerTracks", "worker_place"]
+
+_FIRST_TASK = 100  # the track of a split model's device 0
+
+
+def worker_place(rank: int) -> Track:
+    return Track(rank + 1, 1)
+
+
+class WorkerTracks:
+    """Of one worker. `align` brings its times to the clock of the trace."""
+
+    def __init__(self, tracks: Tracks, rank: int, align: Callable[[float], float]) -> None:
+        self._tracks, self._place, self._align = tracks, worker_place(rank), align
+        self._devices: set[int] = set()
+        tracks.name_process(self._place.pid, f"worker {rank}", self._place.pid)
+        tracks.name_track(self._place, "steps")
+
+    def draw(self, step: WorkerStep) -> None:
+        """All that a step shows."""
+        log = step.events if step.before is None else [step.before, *step.events]
+        self._draw_step(step)
+        for phase, start_s, end_s in spans(log):
+            self._tracks.slice(self._place, "phase", phase, self._align(start_s), self._align(end_s))
+        self._draw_pulls(log)
+        for timed in step.events:
+            self.draw_marks(timed)
+            if isinstance(timed.event, TaskDone):
+                self._draw_task(timed.event)
+
+    def draw_marks(self, timed: Timed) -> None:
+        """What has happened once, and stays in a trace that leaves its step out."""
+        told = describe(timed.event)
+        if told is not None:
+            self._tracks.mark(self._place, told[0], told[1], self._align(timed.at_s))
+
+    def _draw_step(self, step: WorkerStep) -> None:
+        began_s, ended_s, done = step.began_s, step.events[-1].at_s, step.done
+        if began_s is None:
+            return
+        seen = {} if done is None else {"epoch": done.epoch, "samples": done.samples, "loss": _plain(done.loss)}
+        name = f"step {step.number}"
+        self._tracks.slice(self._place, "step", name, self._align(began_s), self._align(ended_s), **seen)
+        if done is not None and step.before is not None and isinstance(step.before.event, BatchDone):
+            seconds = ended_s - step.before.at_s
+            self._tracks.counter(self._place, "samples/s", self._align(ended_s), round(done.samples / seconds, 1))
+
+    def _draw_pulls(self, log: list[Timed]) -> None:
+        """Within what a worker does when its gradients are there: until it has the servers' values."""
+        synchronised_s: float | None = None
+        for at_s, event in log:
+            if isinstance(event, GradientsSynchronised):
+                synchronised_s = at_s
+            elif isinstance(event, ValuesPulled):
+                if synchronised_s is not None:
+                    self._tracks.slice(self._place, "phase", "pull", self._align(synchronised_s), self._align(at_s))
+                self._tracks.counter(self._place, "staleness", self._align(at_s), event.staleness)
+
+    def _draw_task(self, task: TaskDone) -> None:
+        place = Track(self._place.pid, _FIRST_TASK + task.device)
+        if task.device not in self._devices:
+            self._devices.add(task.device)
+            self._tracks.name_track(place, f"tasks of device {task.device}")
+        about = {"stage": task.stage, "micro": task.micro, "waited_ms": round(task.waited_s * 1e3, 3)}
+        self._tracks.slice(place, "task", task.kind, self._align(task.begin_s), self._align(task.end_s), **about)
+
+
+def _plain(number: float) -> float | str:
+    """JSON knows no infinity."""
+    return number if math.isfinite(number) else str(number)
