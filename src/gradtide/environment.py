@@ -38,7 +38,8 @@ class Environment:
     members: str = ""  # GRADTIDE_MEMBERS: where to ask who works together, in a job that goes on when a worker dies
     step_s: float | None = None  # GRADTIDE_STEP_TIMEOUT: how long a step may wait for a worker that lives
     topology: str = ""  # GRADTIDE_TOPOLOGY: the file or preset that process groups on several hosts plan on
-    events: str = ""  # GRADTIDE_EVENTS: a folder where workers write their events down, for a dashboard
+    events: str = ""  # GRADTIDE_EVENTS: a folder where workers and servers write their events down, for who watches
+    trace: bool = False  # GRADTIDE_TRACE: whether each task of a step that is split is told of, too
     reports: str = ""  # GRADTIDE_REPORTS: "ray-train:" and a word, in a worker of Ray Train: fit reports there
     ray_address: str = ""  # RAY_ADDRESS: of the Ray cluster to run on, unless another is named
     threads: int | None = None  # OMP_NUM_THREADS
@@ -62,6 +63,7 @@ def read_environment() -> Environment:
         step_s=_seconds("GRADTIDE_STEP_TIMEOUT"),
         topology=os.environ.get("GRADTIDE_TOPOLOGY", ""),
         events=os.environ.get("GRADTIDE_EVENTS", ""),
+        trace=_flag("GRADTIDE_TRACE"),
         reports=os.environ.get("GRADTIDE_REPORTS", ""),
         ray_address=os.environ.get("RAY_ADDRESS", ""),
         threads=int(threads) if threads.isdecimal() else None,

@@ -12,6 +12,7 @@ __all__ = [
     "BatchStarted",
     "CheckpointFailed",
     "CheckpointTaken",
+    "ClockAligned",
     "CompressionDecided",
     "Degraded",
     "Emit",
@@ -26,6 +27,13 @@ __all__ = [
     "MemberLost",
     "MembersDecreed",
     "ParametersUpdated",
+    "PullAnswered",
+    "PullAsked",
+    "PushAnswered",
+    "PushArriving",
+    "PushBegan",
+    "PushTaken",
+    "ReplicaLag",
     "ReplicasShort",
     "ShardsLost",
     "SharesChanged",
@@ -76,11 +84,20 @@ class LinksPlanned(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class PushBegan(Event):
+    """Gradients leave for the servers now, as requests of this worker that come after the one of this number."""
+
+    round: int  # 0: outside of rounds
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
 class ValuesPulled(Event):
     """Servers' values are here. `staleness`: how many rounds before this worker's step are missing in them."""
 
     round: int
     staleness: int
+    sequence: int = 0  # of this worker's last request
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +180,72 @@ class Degraded(Event):
     """So many shards of a store have no replica in sync: what is pushed to them is applied, and no more. 0: all do."""
 
     shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushArriving(Event):
+    """On a server: the first bytes of a worker's request are here."""
+
+    worker: int
+    sequence: int  # the worker's number of it
+    round: int  # 0: outside of rounds
+
+
+@dataclass(frozen=True, slots=True)
+class PushTaken(Event):
+    """On a server: all of it is here. In rounds it waits until all have pushed."""
+
+    worker: int
+    sequence: int
+    round: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushAnswered(Event):
+    """On a server: all of a push that is this server's is in the values and where the replicas are; in rounds: for all
+    of it the round is closed."""
+
+    worker: int
+    sequence: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullAsked(Event):
+    """On a server: a worker asks for values. It may have to wait for a round."""
+
+    worker: int
+    sequence: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullAnswered(Event):
+    """On a server: a worker has been sent all the values that it asked for."""
+
+    worker: int
+    sequence: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLag(Event):
+    """On a server: so many entries of its log this replica has not confirmed; looked at now and then."""
+
+    replica: str
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClockAligned(Event):
+    """The clock that this process's events are timed by, compared with another: add `offset_s` to a time of this one,
+    and it is the other's, give or take `error_s`. The same name is the same clock."""
+
+    clock: str
+    reference: str
+    offset_s: float
+    error_s: float
 
 
 @dataclass(frozen=True, slots=True)

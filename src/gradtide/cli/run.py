@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from gradtide.cli.watch.dashboard import check_dashboard, dashboard_beside
+from gradtide.cli.watch.trace import TRACED, check_trace_folder, tell_trace
 
 if TYPE_CHECKING:
     from gradtide.launch import Spec, Target
@@ -49,6 +50,9 @@ def run(
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Show the job live in a browser; prints the link")
     ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write all events to a folder, and at the end trace.json", show_default=False)
+    ] = None,
     preload: Annotated[bool, typer.Option(help="Load torch once, for all workers, before they start")] = True,
     is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as with python -m")] = False,
     engine: Annotated[str, typer.Option(help="Where: local (this machine), or ray (a running Ray cluster)")] = "local",
@@ -88,6 +92,8 @@ def run(
     _check_engine(engine, of_ray)
     if dashboard:
         check_dashboard(engine)
+    if trace is not None:
+        check_trace_folder(trace, engine)
     try:
         check_target(target, [os.getcwd(), *sys.path])
     except SyntaxError as error:
@@ -102,16 +108,18 @@ def run(
         if servers:
             from gradtide.store.local.servers import local_servers
 
-            store = stack.enter_context(local_servers(servers, replicas=replicas))
+            store = stack.enter_context(local_servers(servers, replicas=replicas, events=trace))
             variables["GRADTIDE_STORE"] = store.address
+        if dashboard or trace is not None:
+            title = " ".join([script, *(arguments or ())])
+            folder = stack.enter_context(_events_folder(variables, title, spec, servers, trace))
         if dashboard:
-            folder = stack.enter_context(
-                _events_folder(variables, " ".join([script, *(arguments or ())]), spec, servers)
-            )
             stack.enter_context(dashboard_beside(True, folder, variables.get("GRADTIDE_STORE", "")))
         code = launcher.run(variables)
         if servers and not code:
             _say_if_unused(store.address, script)
+    if trace is not None:
+        tell_trace(trace)
     raise typer.Exit(code)
 
 
@@ -135,13 +143,17 @@ def _say_if_unused(address: str, script: str) -> None:
 
 
 @contextlib.contextmanager
-def _events_folder(variables: dict[str, str], title: str, spec: "Spec", servers: int) -> Iterator[Path]:
-    """Where workers write their events down, for as long as the job runs."""
+def _events_folder(
+    variables: dict[str, str], title: str, spec: "Spec", servers: int, trace: Path | None
+) -> Iterator[Path]:
+    """Where workers write their events down, for as long as the job runs; for a trace, to stay."""
     from gradtide.observe.run_facts import RunFacts, write_facts
     from gradtide.processes.scratch import ScratchFolder
 
-    with ScratchFolder() as scratch:
-        folder = Path(scratch.path) / "events"
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(ScratchFolder()).path) / "events" if trace is None else trace.absolute()
+        if trace is not None:
+            variables |= TRACED
         write_facts(folder, RunFacts(title, spec.workers, servers, variables.get("GRADTIDE_STORE", "")))
         variables["GRADTIDE_EVENTS"] = str(folder)
         yield folder

@@ -4,6 +4,7 @@ Times are those of time.monotonic, which all processes of a host share, so lines
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -42,6 +43,7 @@ class EventLog:
         """`ends`: the events with which a step is done. `add`: to what is in the file already."""
         self._path, self._clock, self._ends, self._adds = path, clock, ends, add
         self._file: TextIO | None = None
+        self._lock = threading.Lock()  # devices of one process have threads
 
     def observe(self, event: events.Event) -> None:
         kind = type(event)
@@ -49,10 +51,11 @@ class EventLog:
         for name in _FIELDS[kind]:
             line[name] = getattr(event, name)
         try:
-            file = self._open()
-            file.write(json.dumps(line) + "\n")
-            if kind in self._ends:
-                file.flush()
+            with self._lock:
+                file = self._open()
+                file.write(json.dumps(line) + "\n")
+                if kind in self._ends:
+                    file.flush()
         except OSError as error:
             raise OutputError(f"can't write {self._path} ({error.strerror}); choose another --output") from error
 
@@ -64,6 +67,10 @@ class EventLog:
             emit(event)
 
         return observe
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
 
     def close(self) -> None:
         if self._file is not None:

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from gradtide.environment import read_environment
+
 __all__ = ["InsecureNetwork", "SecretFile", "coordinator", "secret", "serve"]
 
 SecretFile = Annotated[Path | None, typer.Option(help="The job's secret file, or a key made of it; needed for TCP")]
@@ -54,7 +56,7 @@ def serve(
         role="server", name=name or default_name(parse_address(address)), address=address,
         coordinator=coordinator, expected=servers,
         advertise=advertise, threads=threads, semirings=tuple(semiring or ()),
-        replicas=replicas, drain_s=drain_s,
+        replicas=replicas, drain_s=drain_s, events=read_environment().events,
         roots=tuple(checkpoints or ()) if checkpoints or not address.startswith("unix:") else None,
     )  # fmt: skip
     credentials = read_credentials(
@@ -110,6 +112,7 @@ def coordinator(
         restore=restore, checkpoints=checkpoints,
         after_loss=after_loss,  # type: ignore[arg-type]
         accept_loss=accept_loss, worker_lease_s=worker_lease_s, metrics=metrics,
+        events=read_environment().events,
     )  # fmt: skip
     credentials = read_credentials(
         secret_file, insecure_network=insecure_network, certificate=certificate, certificate_key=certificate_key

@@ -18,6 +18,8 @@ from gradtide.cli.train.keeping import before_resuming, check_keeping, plan_keep
 from gradtide.cli.train.meeting import check_local
 from gradtide.cli.train.splitting import check_split_options
 from gradtide.cli.watch.dashboard import check_dashboard, dashboard_beside
+from gradtide.cli.watch.trace import TRACED, RunWatchers
+from gradtide.environment import extend_environment
 from gradtide.errors import ConfigError, DataError
 from gradtide.events import BatchDone, Emit, EpochDone, Event, SplitDecided, ignore
 
@@ -124,6 +126,9 @@ def train(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final figures as JSON, and nothing else")] = False,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Show it live in a browser; prints the link")] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Servers and the tasks of a split model are in trace.json, too")
+    ] = False,
 ) -> None:
     """Train your own model, or LeNet, an MLP or AlexNet, on devices or workers; writes metrics.jsonl, curve.png and
     model.safetensors to runs/NAME/."""
@@ -189,18 +194,19 @@ def train(
 
         settings = Settings(**asked, devices=devices or "2")
         settings = replace(settings, checkpoints=plan_keeping(keeping, settings, path, None))
-        _train_and_report(settings, baseline, path, as_json, dashboard)
+        _train_and_report(settings, baseline, path, as_json, RunWatchers(dashboard, trace))
     else:
         from gradtide.cli.train.workers import choose_sync, train_with_workers
 
         asked |= {"devices": devices or "1", "sync": choose_sync(sync, servers), "folder": str(path)}
         asked |= {"every": every or 0, "after": after}
-        train_with_workers(asked, workers, servers, keeping, as_json, dashboard)
+        train_with_workers(asked, workers, servers, keeping, as_json, RunWatchers(dashboard, trace))
 
 
-def _train_and_report(settings: "Settings", baseline: bool, path: Path, as_json: bool, dashboard: bool) -> None:
+def _train_and_report(settings: "Settings", baseline: bool, path: Path, as_json: bool, watched: RunWatchers) -> None:
     from gradtide.cli.train.report import draw_pictures
     from gradtide.observe.event_log import EventLog, log_path
+    from gradtide.observe.trace import write_trace
     from gradtide.parallel import find_devices
     from gradtide.train.record import RunFolder, read_metrics
 
@@ -211,11 +217,13 @@ def _train_and_report(settings: "Settings", baseline: bool, path: Path, as_json:
     folder = RunFolder(path, before=before_resuming(path, settings.checkpoints, read_metrics))
     results: dict[str, Totals] = {}
     log = EventLog(log_path(path, 0))  # for who watches: metrics.jsonl does not say where time goes
+    if watched.trace:
+        extend_environment(TRACED)
     try:
-        with dashboard_beside(dashboard, path):
+        with dashboard_beside(watched.dashboard, path):
             for names in runs:
                 title, alone = f"{len(names)} device{'s' if len(names) > 1 else ''}", names is not runs[0]
-                watch = log.observe if dashboard and not alone else ignore
+                watch = log.observe if any(watched) and not alone else ignore
                 with _share_of_the_cores(len(found) if alone else 1):
                     results[title] = _one_run(settings, names, title, datasets, folder, watch, not as_json, alone)
         log.close()
@@ -227,6 +235,8 @@ def _train_and_report(settings: "Settings", baseline: bool, path: Path, as_json:
         os._exit(130)  # a device's thread may be deep inside a kernel that nothing can interrupt: don't wait for it
     folder.close()
     draw_pictures(folder)
+    if watched.trace:
+        write_trace(path / "trace.json", path, f"gradtide train, {next(iter(results))}")
     if as_json:
         figures = {title: totals.as_dict() for title, totals in results.items()}
         print(json.dumps({"folder": str(path), "runs": figures}))

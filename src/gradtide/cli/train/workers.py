@@ -15,6 +15,7 @@ from rich.live import Live
 
 from gradtide.cli.train.keeping import before_resuming, plan_keeping
 from gradtide.cli.watch.dashboard import dashboard_beside
+from gradtide.cli.watch.trace import TRACED, RunWatchers
 from gradtide.errors import ConfigError, OutputError
 from gradtide.launch import Launcher, Spec, Target, check_spec
 from gradtide.launch.output import Output
@@ -44,7 +45,7 @@ def choose_sync(sync: str | None, servers: int) -> str:
 
 
 def train_with_workers(
-    asked: dict[str, Any], workers: int, servers: int, keeping: dict[str, Any], as_json: bool, dashboard: bool
+    asked: dict[str, Any], workers: int, servers: int, keeping: dict[str, Any], as_json: bool, watched: RunWatchers
 ) -> None:
     """`asked` has the fields of train.settings.Settings. Nothing of torch is loaded here before a worker's is begun."""
     if keeping["every"] or keeping["resume"]:  # then which one it goes on with is known only when they are looked at
@@ -65,29 +66,33 @@ def train_with_workers(
 
         settings = Settings(**asked)
         folder = _check(settings, workers, servers)
-        variables = {}
+        variables = dict(TRACED) if watched.trace else {}
         if servers:
-            variables["GRADTIDE_STORE"] = stack.enter_context(_start_servers(servers, settings, keeping)).address
+            events = folder.path if watched.trace else None
+            store = stack.enter_context(_start_servers(servers, settings, keeping, events))
+            variables["GRADTIDE_STORE"] = store.address
         title = f"{folder.path.name}: {settings.title(workers, servers)}"
         facts = RunFacts(title, workers, servers, variables.get("GRADTIDE_STORE", ""))
         progress = Progress(folder.path, facts, terminal)
-        with dashboard_beside(dashboard, folder.path, facts.store), progress.following():
+        with dashboard_beside(watched.dashboard, folder.path, facts.store), progress.following():
             code = launcher.run(variables)
     if progress.began:
         conclude(folder, settings.title(workers, servers), progress.logs, as_json, whole=code == 0)
     raise typer.Exit(code)
 
 
-def _start_servers(servers: int, settings: "Settings", keeping: dict[str, Any]) -> "LocalServers":
+def _start_servers(servers: int, settings: "Settings", keeping: dict[str, Any], events: Path | None) -> "LocalServers":
     from gradtide.store.local.servers import local_servers
 
     found = settings.checkpoints
     if found is None:
-        return local_servers(servers)
+        return local_servers(servers, events=events)
     policy: Policy = "rewind" if keeping["every"] else "empty"
     policies: dict[str | None, Policy] = {"stop": "empty", "continue": "continue"}
     policy = policies.get(keeping["after_loss"], policy)
-    return local_servers(servers, restore=found["resume"] or None, checkpoints=found["path"], after_loss=policy)
+    return local_servers(
+        servers, restore=found["resume"] or None, checkpoints=found["path"], after_loss=policy, events=events
+    )
 
 
 def _check(settings: "Settings", workers: int, servers: int) -> "RunFolder":
@@ -113,8 +118,9 @@ def _check(settings: "Settings", workers: int, servers: int) -> "RunFolder":
             merged = merge(settings.title(workers, servers), logs)
             (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in merged), encoding="utf-8")
         before = before_resuming(path, settings.checkpoints, read_metrics)
-        for rank in range(workers):
-            log_path(path, rank).unlink(missing_ok=True)
+        for log in path.glob("*.jsonl"):
+            if log.name != "metrics.jsonl":
+                log.unlink()
         return RunFolder(path, before=before)
     folder = RunFolder(path)
     if left.exists():

@@ -7,6 +7,8 @@ steps.py    a worker's events, cut into steps
 keeping.py  which steps stay in a trace of bounded size
 worker.py   a worker's steps as tracks
 meeting.py  arrows between workers, by what each was planned to send to whom
+requests.py what workers asked servers for, and when
+server.py   a server's events as tracks, and the arrows there and back
 folder.py   the files of a run, and the trace of all of them
 """
 

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from gradtide.errors import DataError, OutputError
+from gradtide.observe.bounded_log import read_bounded
 from gradtide.observe.event_log import read_events
 from gradtide.observe.meter import Timed
 from gradtide.observe.trace.keeping import KeptSteps, keep_steps
 from gradtide.observe.trace.meeting import Meetings
 from gradtide.observe.trace.pieces import Tracks
+from gradtide.observe.trace.requests import WorkerRequests
+from gradtide.observe.trace.server import ServerTracks, draw_coordinator
 from gradtide.observe.trace.steps import cut_into_steps
 from gradtide.observe.trace.worker import WorkerTracks
 
@@ -29,6 +32,8 @@ class RunLogs:
     """Where the events of a run are."""
 
     workers: Mapping[int, Path]  # by rank
+    servers: Mapping[str, Path] = field(default_factory=dict)  # by name
+    coordinator: Path | None = None
 
 
 @dataclass(slots=True)
@@ -45,8 +50,17 @@ class _Extent:
 
 
 def find_logs(folder: Path) -> RunLogs:
-    found = {int(name[1]): path for path in folder.glob("worker-*.jsonl") if (name := _WORKER.fullmatch(path.name))}
-    return RunLogs(dict(sorted(found.items())))
+    """All of one that is, or was, under way."""
+    workers, servers, coordinator = dict[int, Path](), dict[str, Path](), None
+    for path in sorted(folder.glob("*.jsonl")):
+        name = path.name.removesuffix(".jsonl")
+        if found := _WORKER.fullmatch(path.name):
+            workers[int(found[1])] = path
+        elif name == "coordinator":
+            coordinator = path
+        elif name != "metrics" and not name.endswith((".last", ".before")):
+            servers[name] = path
+    return RunLogs(dict(sorted(workers.items())), servers, coordinator)
 
 
 def write_trace(path: Path, folder: Path, name: str, most: int = MOST_EVENTS) -> dict[str, Any]:
@@ -76,17 +90,23 @@ def make_trace(logs: RunLogs, name: str, most: int = MOST_EVENTS) -> dict[str, A
 
 
 def _draw(logs: RunLogs, extent: _Extent, kept: KeptSteps) -> Tracks:
-    tracks, meetings = Tracks(), Meetings()
+    tracks, meetings, requests = Tracks(), Meetings(), dict[int, WorkerRequests]()
     for rank, path in logs.workers.items():
-        drawn = WorkerTracks(tracks, rank, _as_it_is)
-        for step in cut_into_steps(_events(path), own_loop=rank in extent.own_loops):
+        drawn, asked = WorkerTracks(tracks, rank, _as_it_is), requests.setdefault(rank, WorkerRequests())
+        for step in cut_into_steps(_checked(path, read_events(path)), own_loop=rank in extent.own_loops):
             meetings.note(rank, step, _as_it_is, kept=step.number in kept)
+            asked.note(step, _as_it_is, kept=step.number in kept)
             if step.number in kept:
                 drawn.draw(step)
             else:
                 for timed in step.events:
                     drawn.draw_marks(timed)
     meetings.draw(tracks)
+    for number, (name, path) in enumerate(logs.servers.items()):
+        ServerTracks(tracks, number, name, requests).draw(_checked(path, read_bounded(path)), _as_it_is)
+    if logs.coordinator is not None:
+        events = _checked(logs.coordinator, read_bounded(logs.coordinator))
+        draw_coordinator(tracks, events, _as_it_is)
     return tracks
 
 
@@ -94,9 +114,9 @@ def _as_it_is(at_s: float) -> float:
     return at_s
 
 
-def _events(path: Path) -> Iterator[Timed]:
+def _checked(path: Path, events: Iterator[Timed]) -> Iterator[Timed]:
     try:
-        yield from read_events(path)
+        yield from events
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not what gradtide writes ({error}); remove it, and the rest is drawn") from None
 

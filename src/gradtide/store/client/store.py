@@ -372,6 +372,11 @@ class Store:
         return self._session.step
 
     @property
+    def sequence(self) -> int:
+        """The number of this client's last request."""
+        return self._session.sequence
+
+    @property
     def members(self) -> tuple[int, ...]:
         """The numbers of the workers that are in this worker's step, in order: it changes as workers come and go."""
         with self._engine.lock:

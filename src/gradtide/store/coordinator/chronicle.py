@@ -27,13 +27,15 @@ class Chronicle:
         self._table: Table | None = None
         self._decree: Decree | None = None
 
-    def look(self, peers: Mapping[str, Peer], table: Table | None, decree: Decree | None, now_s: float) -> None:
-        """Notes what is not as it was."""
-        for event in [*self._of_members(peers), *self._of_table(table), *self._of_decree(decree)]:
+    def look(self, peers: Mapping[str, Peer], table: Table | None, decree: Decree | None, now_s: float) -> list[Event]:
+        """Notes what is not as it was, and returns it."""
+        found = [*self._of_members(peers), *self._of_table(table), *self._of_decree(decree)]
+        for event in found:
             if isinstance(event, MemberLost):
                 self.failures[event.role] += 1
             self._count += 1
             self._kept.append((self._count, now_s, event))
+        return found
 
     def told(self, now_s: float) -> tuple[Happened, ...]:
         """For who looks from outside: how long ago, since his clock may be another."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from gradtide.errors import CommunicationError, FrameError, OutputError, StoreError
+from gradtide.observe.bounded_log import BoundedLog
 from gradtide.store.coordinator.chronicle import Chronicle
 from gradtide.store.coordinator.clerk import Clerk, LateClerk
 from gradtide.store.coordinator.election.errands import Errands
@@ -64,8 +65,9 @@ class Coordinator:
         recovery: Recovery | None = None,
         accept_loss: bool = False,
         worker_lease_s: float = WORKER_LEASE_S,
+        log: BoundedLog | None = None,
     ) -> None:
-        self._journal = journal
+        self._journal, self._log = journal, log
         self._lease_s, self._worker_lease_s = lease_s, worker_lease_s
         self._recovery, self._accept_loss = recovery or Recovery(), accept_loss
         credentials = credentials or Credentials()
@@ -123,10 +125,16 @@ class Coordinator:
         membership = self._membership
         if membership is not None:
             self._tell(membership.tick(now_s))
-            self._chronicle.look(membership.peers, membership.table, membership.decree, now_s)
+            happened = self._chronicle.look(membership.peers, membership.table, membership.decree, now_s)
+            if self._log is not None and happened:
+                for event in happened:
+                    self._log.observe(event)
+                self._log.flush()
 
     def _close(self) -> None:
         self._service.close()
+        if self._log is not None:
+            self._log.close()
         if isinstance(self._journal, Journal):
             self._journal.close()
         elif self._journal is not None and self._office is not None:

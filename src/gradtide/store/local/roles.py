@@ -4,12 +4,14 @@ import logging
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 import torch
 
 from gradtide.errors import ConfigError
+from gradtide.observe.bounded_log import BoundedLog, bounded_path
 from gradtide.processes.malloc import keep_freed_memory
 from gradtide.store.coordinator.coordinator import Coordinator
 from gradtide.store.coordinator.election.etcd_place import is_in_etcd, parse_place
@@ -59,6 +61,7 @@ class Role(msgspec.Struct, frozen=True, kw_only=True):
     accept_loss: bool = False  # the coordinator's: go on with a journal that is not the last one
     roots: tuple[str, ...] | None = None  # servers: where checkpoints may be written; None: anywhere
     metrics: str = ""  # the coordinator's: where it serves /metrics, as port or host:port
+    events: str = ""  # a folder where it writes down what happens here; "": nobody watches
     drain_s: float = DRAIN_S  # servers: how long they may take to hand over their shards when they are asked to go
 
 
@@ -101,12 +104,13 @@ def _journal_of(role: Role, credentials: Credentials) -> Journal | EtcdRegister 
 def make_process(role: Role, credentials: Credentials) -> Coordinator | Server:
     """What a role runs; it listens already."""
     address = parse_address(role.address)
+    log = BoundedLog(bounded_path(Path(role.events), role.name)) if role.events else None
     if role.role == "coordinator":
         return Coordinator(
             address, credentials, lease_s=role.lease_s, journal=_journal_of(role, credentials),
             advertise=lambda listens: find_advertised(role.advertise, listens, Address()),
             recovery=recovery_of(role.restore, role.checkpoints, role.after_loss), accept_loss=role.accept_loss,
-            worker_lease_s=role.worker_lease_s,
+            worker_lease_s=role.worker_lease_s, log=log,
         )  # fmt: skip
     arithmetic = TorchArithmetic({path: load_semiring(path) for path in role.semirings})
     shard_set = ShardSet(
@@ -117,5 +121,5 @@ def make_process(role: Role, credentials: Credentials) -> Coordinator | Server:
     return Server(
         shard_set, address, uplink,
         advertise=lambda listens: find_advertised(role.advertise, listens, uplink.address), drain_s=role.drain_s,
-        roots=role.roots,
+        roots=role.roots, log=log,
     )  # fmt: skip

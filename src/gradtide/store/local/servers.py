@@ -85,7 +85,9 @@ class LocalServers:
         worker_lease_s: float = WORKER_LEASE_S,
         forks: Forks | None = None,
         recovering: Recovering | None = None,
+        events: str = "",
     ) -> None:
+        """`events`: a folder where they write down what happens, for a trace; "": nobody watches."""
         if servers < 1:
             raise ConfigError(f"{servers} servers can't hold anything; start at least one")
         if not 0 <= replicas < servers:
@@ -103,7 +105,7 @@ class LocalServers:
         roles = [
             Role(
                 role="coordinator", name="coordinator", address=self.address, lease_s=lease_s, journal=journal,
-                worker_lease_s=worker_lease_s,
+                worker_lease_s=worker_lease_s, events=events,
                 restore=recovering.restore, checkpoints=recovering.checkpoints, after_loss=recovering.after_loss,
             )
         ]  # fmt: skip
@@ -112,7 +114,7 @@ class LocalServers:
             roles.append(
                 Role(
                     role="server", name=f"server-{i}", address=address, coordinator=self.address, expected=servers,
-                    replicas=replicas,
+                    replicas=replicas, events=events,
                 )
             )  # fmt: skip
         self._forks.ask(Command("start", self.folder, tuple(roles)))
@@ -165,6 +167,7 @@ def local_servers(
     restore: str | os.PathLike[str] | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
     after_loss: Policy = "empty",
+    events: str | os.PathLike[str] | None = None,
 ) -> LocalServers:
     """Starts a store on this machine: `with gradtide.local_servers(2) as servers: ...`.
 
@@ -172,7 +175,7 @@ def local_servers(
     With `restore` it begins with a checkpoint, of however many servers. `after_loss` says what becomes of shards when
     more servers die than there are replicas: they begin empty, or with the last of `checkpoints`: they alone
     ("continue"), or all shards together ("rewind"). A worker that hangs is struck off after `worker_lease_s`, and is in
-    again when it goes on.
+    again when it goes on. `events` is a folder where all write down what happens, for `gradtide trace`.
     """
     recovering = Recovering(_text(restore), _text(checkpoints), after_loss)
     return LocalServers(
@@ -182,6 +185,7 @@ def local_servers(
         worker_lease_s=worker_lease_s,
         forks=forks,
         recovering=recovering,
+        events="" if events is None else os.path.abspath(events),
     )
 
 

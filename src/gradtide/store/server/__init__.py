@@ -8,6 +8,7 @@ granting.py   credit for what was handed over
 peers.py      its connections to other servers
 uplink.py     its connection to the coordinator
 copies.py     what it says of how many copies there are
+watching.py   what it tells while somebody watches
 draining.py   how it goes: when its shards are elsewhere
 fast/         the fast path: what needs no second look
 """

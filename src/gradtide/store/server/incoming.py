@@ -46,6 +46,11 @@ class Incoming:
     index: int = 0  # of the part that is arriving
     values: Sequence[Tensor] = ()  # of this part, as far as there is memory for them
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is nothing to come after this part."""
+        return self.index == len(self.shapes) - 1
+
 
 @dataclass(slots=True, eq=False)
 class Client:

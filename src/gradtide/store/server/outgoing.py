@@ -14,6 +14,7 @@ from gradtide.store.rules.tensors import bytes_of
 from gradtide.store.server.granting import Granting
 from gradtide.store.server.incoming import Client
 from gradtide.store.server.peers import Peers
+from gradtide.store.server.watching import ServerWatch
 from gradtide.store.shard.shard_events import Answer
 from gradtide.store.shard.shard_set import ShardSet
 from gradtide.store.wire.messages import Pulled, Pushed, Question, Refused, Request, Snapshot, encode
@@ -28,8 +29,16 @@ _log = logging.getLogger("gradtide.server")
 class Outgoing:
     """Who is where, and who still has to be sent what of the shards' memory."""
 
-    def __init__(self, shard_set: ShardSet[Tensor], service: Service, peers: Peers, granting: Granting) -> None:
+    def __init__(
+        self,
+        shard_set: ShardSet[Tensor],
+        service: Service,
+        peers: Peers,
+        granting: Granting,
+        watch: ServerWatch | None = None,
+    ) -> None:
         self._shard_set, self._service, self._peers, self._granting = shard_set, service, peers, granting
+        self._watch = watch
         self.routes: dict[str, Client] = {}  # by the client's name: the connection it has now
         self.lent: dict[int, list[Connection]] = {}  # shard -> who may still have to send its memory
 
@@ -53,6 +62,8 @@ class Outgoing:
                 continue  # it will ask again when it is back
             message = answer.message
             connection = client.connection
+            if self._watch is not None:
+                self._watch.answers(answer.client, message)
             if client.noted and isinstance(message, (Pushed, Refused)):
                 self._granting.settled(client, message.sequence, message.shard)
             try:

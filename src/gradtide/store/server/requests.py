@@ -16,6 +16,7 @@ from gradtide.store.server.fast import ServerFastPath
 from gradtide.store.server.granting import Granting
 from gradtide.store.server.incoming import Client, Incoming, PartShape, PartShapes, check_part, land, restore_values
 from gradtide.store.server.outgoing import Outgoing
+from gradtide.store.server.watching import ServerWatch
 from gradtide.store.shard.shard_events import Answer
 from gradtide.store.shard.shard_set import ShardSet
 from gradtide.store.wire.messages import Configure, Init, Noted, Pull, Push, Refused, Request
@@ -35,9 +36,10 @@ class Requests:
         granting: Granting,
         shapes: PartShapes,
         fast: ServerFastPath,
+        watch: ServerWatch | None = None,
     ) -> None:
         self._shard_set, self._outgoing, self._granting = shard_set, outgoing, granting
-        self._shapes, self._fast = shapes, fast
+        self._shapes, self._fast, self._watch = shapes, fast, watch
 
     def begin(self, client: Client, message: Request) -> memoryview | None:
         """Where the first of its values go; None when there are none to come."""
@@ -47,7 +49,9 @@ class Requests:
         if isinstance(message, Pull):
             for part in message.parts:
                 check_part(part, [None] * len(part.pieces), must_know=False)
-            if self._fast.try_pull(client, message):
+            if self._watch is not None:
+                self._watch.asked(message, len(self._shard_set.parts(message) or ()))
+            elif self._fast.try_pull(client, message):
                 return None
         self._handle(message)
         return None
@@ -84,6 +88,8 @@ class Requests:
         if isinstance(message, Push) and message.after and len(message.after) != len(shapes):
             raise FrameError("it sent a push whose parts are not those of its layout")
         client.request = Incoming(message, shapes)
+        if self._watch is not None and isinstance(message, Push):
+            self._watch.arriving(message, len(shapes))
         return self.next(client)
 
     def skipped(self, client: Client, size_bytes: int) -> None:
@@ -98,6 +104,8 @@ class Requests:
         while request.index < len(request.shapes):
             shape = request.shapes[request.index]
             if len(request.values) == len(shape.counts):
+                if self._watch is not None and request.is_whole and isinstance(request.message, Push):
+                    self._watch.taken(request.message, sum(part.size_bytes for part in request.shapes))
                 self._hand_over(client, request.message, request.index, shape, request.values)
                 request.index += 1
                 request.values = ()
@@ -132,7 +140,7 @@ class Requests:
             return
         values = restore_values(shape, values)
         self._outgoing.keep(shape.part.shard)
-        if not self._fast.try_part(client, message, index, shape, values):
+        if self._watch is not None or not self._fast.try_part(client, message, index, shape, values):
             self._deliver(client, message, index, shape, values)
         self._granting.give_back(client)
 

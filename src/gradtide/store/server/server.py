@@ -13,6 +13,7 @@ from functools import partial
 from torch import Tensor
 
 from gradtide.errors import CommunicationError, FrameError, StoreError
+from gradtide.observe.bounded_log import BoundedLog
 from gradtide.store.server.copies import CopiesNotice
 from gradtide.store.server.draining import DRAIN_S, Draining
 from gradtide.store.server.fast import ServerFastPath
@@ -22,6 +23,7 @@ from gradtide.store.server.outgoing import Outgoing
 from gradtide.store.server.peers import Arriving, Peers
 from gradtide.store.server.requests import Requests
 from gradtide.store.server.uplink import Uplink
+from gradtide.store.server.watching import ServerWatch
 from gradtide.store.shard.inventory import describe_health
 from gradtide.store.shard.lease import LEASE_S
 from gradtide.store.shard.shard_set import ShardSet
@@ -74,8 +76,10 @@ class Server:
         handshake_s: float = HANDSHAKE_S,
         drain_s: float = DRAIN_S,
         roots: Sequence[str] | None = None,
+        log: BoundedLog | None = None,
     ) -> None:
-        """`roots`: the folders under which it may write checkpoints; None: anywhere."""
+        """`roots`: the folders under which it may write checkpoints; None: anywhere. `log`: where it tells what happens
+        here, for who watches; None: nobody does."""
         credentials = uplink.credentials
         listener = listen(address, credentials)
         self.address = address if address.path else replace(address, port=listener.getsockname()[1])
@@ -85,10 +89,11 @@ class Server:
         self._uplink = uplink
         self._peers = Peers(self._service, credentials, shard_set.peer_is_up)
         self._granting = Granting(shard_set, self._service)
-        self._outgoing = Outgoing(shard_set, self._service, self._peers, self._granting)
+        self._log, self._watch = log, None if log is None else ServerWatch(log.observe)
+        self._outgoing = Outgoing(shard_set, self._service, self._peers, self._granting, self._watch)
         self._shapes = PartShapes(shard_set)
         self._fast = ServerFastPath(shard_set, self._service, self._outgoing, self._granting, self._shapes)
-        self._requests = Requests(shard_set, self._outgoing, self._granting, self._shapes, self._fast)
+        self._requests = Requests(shard_set, self._outgoing, self._granting, self._shapes, self._fast, self._watch)
         self._cutter = file_cutter(shard_set, self._service.wake, roots)
         self._loader = Loader(shard_set, self._service.wake)
         self._draining = Draining(shard_set, drain_s)
@@ -125,6 +130,10 @@ class Server:
         self._uplink.tell(self._shard_set.tick(now_s))
         self._uplink.poll(self._shard_set.lease.lease_s)
         self._peers.drop_lost(now_s, self._shard_set.lease.lease_s or LEASE_S)
+        if self._log is not None and self._watch is not None:
+            if self._watch.wants_lag(now_s):
+                self._watch.lags(describe_health(self._shard_set).lag)
+            self._log.flush()
 
     def close(self) -> None:
         """Closes every socket."""
@@ -132,6 +141,8 @@ class Server:
         self._uplink.close()
         self._peers.close()
         self._service.close()
+        if self._log is not None:
+            self._log.close()
 
     def stop(self) -> None:
         self._stopped = True
@@ -161,7 +172,7 @@ class Server:
         client = Client(connection)
         connection.on_messages(
             partial(self._guarded, client, self._begin), partial(self._guarded, client, self._filled),
-            at_once=self._fast.attach(client), in_place=partial(use_in_place, client),
+            at_once=self._fast.attach(client) if self._watch is None else None, in_place=partial(use_in_place, client),
             skipped=partial(self._requests.skipped, client),
         )  # fmt: skip
         connection.give_credit(CREDIT_BYTES)

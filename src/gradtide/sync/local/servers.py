@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradtide.compress import Compress
 from gradtide.errors import Closed, ConfigError
-from gradtide.events import Emit, GradientsSynchronised, LocalWindow, Waiting
+from gradtide.events import Emit, GradientsSynchronised, LocalWindow, PushBegan, Waiting
 from gradtide.processes.job_protocol import Dismissed
 from gradtide.store.client.operations import Done
 from gradtide.store.client.pending import Pending
@@ -188,6 +188,7 @@ class LocalOverServers:
         when it was applied."""
         if self._attendance.in_rounds:
             self._smaller.begin_window(self._of_all)
+        self._emit(PushBegan(self.store.step, self.store.sequence))
         changes = self.store.push(self._base.changes(), weight=self._samples, flush=flush)
         beside = self._base.beside(self._samples, self._job.batches, led=self.led)
         for handle in [changes, *(self.store.push(named, weight=weight) for named, weight in beside)]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradtide.compress import Compress
 from gradtide.errors import Closed, ConfigError
-from gradtide.events import Emit, GradientsSynchronised, LinksPlanned, ValuesPulled, Waiting
+from gradtide.events import Emit, GradientsSynchronised, LinksPlanned, PushBegan, ValuesPulled, Waiting
 from gradtide.handle import Handle
 from gradtide.processes.job_protocol import Dismissed
 from gradtide.store import update
@@ -182,6 +182,7 @@ class ServersWay(EveryStep):
                 gradient, counts = torch.zeros_like(parameters[index]), -counts if self.servers_step else counts
             alike = by_weight.setdefault((counts, self._smaller.goes_whole(index)), {})
             alike[self._key(names[index])] = _dense(gradient)
+        self._emit(PushBegan(self._attendance.round, self.store.sequence))
         for (counts, whole), named in by_weight.items():
             self._waiting.append(self.store.push(named, weight=counts, whole=whole))
 
@@ -291,7 +292,7 @@ class ServersWay(EveryStep):
     def _tell_staleness(self) -> None:
         pulled = self.store.last
         if pulled is not None and self._mode != "async":  # which knows no rounds
-            self._emit(ValuesPulled(pulled.round, pulled.staleness))
+            self._emit(ValuesPulled(pulled.round, pulled.staleness, self.store.sequence))
 
     def _tell_links(self) -> None:
         """When shards have moved it is told again. What compression makes of each block is not known beforehand."""

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 from gradtide.even_share import even_share
-from gradtide.events import BatchDone, Emit, Event, ParametersUpdated, SplitDecided
+from gradtide.events import BatchDone, Emit, Event, ParametersUpdated, SplitDecided, TaskDone, ignore
 from gradtide.parallel import Device, DeviceBatch, DevicePool, ModelParallel
 from gradtide.parallel.devices.losses import Loss
 from gradtide.parallel.devices.nested import length
@@ -59,6 +60,7 @@ class RunSplit(Run):
         self.optimizers, self.shares, self.randomness, self.least_part = [], None, None, 1
         self.epoch_random, self.resumed_random = torch.get_rng_state(), None
         self._failed, self._told = False, False
+        self._told_to: Emit = ignore
         self._batch_norm: BatchNormChoice = "shared" if sync_batch_norm else ""
 
     def start(self, made_by: Optimizers, keeper: Keeper) -> None:
@@ -66,6 +68,8 @@ class RunSplit(Run):
         self.optimizers = [keeper.load_optimizer(made_by.make(module))]
         options: dict[str, Any] = {"seed": self._seed, "batch_norm": self._batch_norm}
         options["clip_norm"] = self.steering.clip_norm
+        if read_environment().trace:
+            options["emit"] = self._tell_task
         if self._job is None:
             self.model = ModelParallel.on_pool(self.pool, module, self.optimizers[0], self._wanted, **options)
         else:
@@ -74,8 +78,13 @@ class RunSplit(Run):
     def train(
         self, source: StepSource, tests: BatchSource | None, epochs: int, rates: Rates, emit: Emit, keeper: Keeper
     ) -> History:
-        told = emit if self._job is None else _shared_out(self._job, emit)
+        told = self._told_to = emit if self._job is None else _shared_out(self._job, emit)
         return super().train(source, tests, epochs, rates, told, keeper)
+
+    def _tell_task(self, event: Event) -> None:
+        """Of what the model tells, this run says the rest itself."""
+        if isinstance(event, TaskDone):
+            self._told_to(event)
 
     def _begin(self, at: Position) -> None:
         self.model.steps = at.step
