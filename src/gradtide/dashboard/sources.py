@@ -2,12 +2,16 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gradtide.dashboard.run_view import RunView
 from gradtide.errors import GradtideError
+from gradtide.events import ClockAligned
+from gradtide.observe.clocks import Alignment
 from gradtide.observe.event_log import LogReader
+from gradtide.observe.meter import Timed
 from gradtide.observe.run_facts import read_facts
 from gradtide.store.local.status import Status, ask_status
 from gradtide.transport.keys import Credentials
@@ -31,6 +35,8 @@ class RunSource:
         self._readers: dict[int, LogReader] = {}
         self._offsets: dict[int, float] = {}
         self._lines = _Lines(folder / "metrics.jsonl")
+        self._clocks: dict[int, list[Timed]] = {}  # what each worker tells of them
+        self._alignment = Alignment({})
 
     def poll(self) -> bool:
         """Takes in what is new; whether there may be more at once."""
@@ -47,10 +53,23 @@ class RunSource:
 
     def _read(self, rank: int) -> bool:
         events = self._readers[rank].read(_MOST_BYTES)
-        if events and rank not in self._offsets:
-            self._offsets[rank] = _unix_offset_s(self.folder / f"worker-{rank}.jsonl", events[-1].at_s)
-        self.view.note(rank, events, self._offsets.get(rank, 0.0))
+        if not events:
+            return False
+        last_s = events[-1].at_s
+        if rank not in self._offsets:
+            self._offsets[rank] = _unix_offset_s(self.folder / f"worker-{rank}.jsonl", last_s)
+        align = self._align(rank, events)
+        aligned = [Timed(align(at_s), event) for at_s, event in events]
+        self.view.note(rank, aligned, self._offsets[rank] + last_s - align(last_s))
         return len(events) > _MOST_BYTES // 512
+
+    def _align(self, rank: int, events: list[Timed]) -> Callable[[float], float]:
+        """Brings a worker's times to one clock for all, as far as is known by now."""
+        told = [timed for timed in events if isinstance(timed.event, ClockAligned)]
+        if told:
+            self._clocks[rank] = self._clocks.get(rank, []) + told
+            self._alignment = Alignment({str(known): log for known, log in sorted(self._clocks.items())})
+        return self._alignment.of(str(rank))
 
     def _read_facts(self) -> None:
         if not self._knows_facts and (facts := read_facts(self.folder)) is not None:

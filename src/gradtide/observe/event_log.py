@@ -1,6 +1,7 @@
 """A worker's events as lines of a file: written by the worker, followed by whoever shows them, read at the end.
 
-Times are those of time.monotonic, which all processes of a host share, so lines of several workers can be compared.
+Times are those of time.monotonic, which all processes of a host share, so lines of several workers can be compared; of
+several hosts when their clocks are aligned (clocks.py).
 """
 
 import json
@@ -17,7 +18,7 @@ from gradtide.errors import OutputError
 from gradtide.events import BatchDone, Emit, EpochDone, Event
 from gradtide.observe.meter import Timed
 
-__all__ = ["KINDS", "EventLog", "LogReader", "find_log", "log_path", "read_events"]
+__all__ = ["KINDS", "EventLog", "LogReader", "find_log", "log_path", "parse_event", "read_events"]
 
 KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in Event.__subclasses__()}
 _FIELDS = {kind: [field.name for field in fields(kind)] for kind in KINDS.values()}
@@ -104,7 +105,7 @@ class LogReader:
         except FileNotFoundError:
             return []
         self._read_bytes += len(whole) + len(end)
-        return [_parse(line) for line in whole.split(b"\n") if line]
+        return [parse_event(line) for line in whole.split(b"\n") if line]
 
 
 def read_events(path: Path) -> Iterator[Timed]:
@@ -114,6 +115,6 @@ def read_events(path: Path) -> Iterator[Timed]:
         yield from found
 
 
-def _parse(line: bytes) -> Timed:
+def parse_event(line: bytes) -> Timed:
     found = json.loads(line)
     return Timed(found.pop("at_s"), KINDS[found.pop("event")](**found))

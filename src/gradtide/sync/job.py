@@ -131,6 +131,7 @@ class Job:
     timeouts: Timeouts = field(default_factory=default_timeouts)
     recover: Callable[[CommunicationError], None] | None = field(default=None, repr=False)  # goes on with who is left
     _group: Group | None = field(default=None, repr=False)
+    _is_watched: bool = field(default=False, repr=False)
 
     @classmethod
     def of(cls, group: Group, store: str | None = None) -> "Job":
@@ -144,6 +145,7 @@ class Job:
         elif self._group is None and self.size > 1:
             self._group = Group.from_environment(timeout_s=self.timeout_s)
             self._group.set_notice(self.timeouts.notice_s)
+            self._follow_clock()
         return self._group
 
     def wait_as(self, timeouts: Timeouts) -> None:
@@ -187,6 +189,11 @@ class Job:
         notice = None if self.elastic is None else self.elastic.notice()
         return notice is not None and notice.generation == self.generation
 
+    def _follow_clock(self) -> None:
+        """Whoever watches is told how this host's clock stands to that of the first worker."""
+        if self._group is not None and self._is_watched:
+            self._group.compare_clocks(self.news.append)
+
     def watched(self, emit: Emit) -> Emit:
         """An observer that tells `emit`, and the stopwatch of a part that is measured."""
 
@@ -197,6 +204,9 @@ class Job:
                 emit(self.news.pop(0))
             emit(event)
 
+        if not self._is_watched:
+            self._is_watched = True
+            self._follow_clock()
         return observe
 
     def regroup(self, *, keeps: bool = False) -> None:
@@ -216,6 +226,7 @@ class Job:
         if self.size > 1:
             self._group = state.join(decree, self.timeout_s)
             self._group.set_notice(self.timeouts.notice_s)
+            self._follow_clock()
 
     @property
     def weight(self) -> float:

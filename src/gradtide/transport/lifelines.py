@@ -1,9 +1,10 @@
 """A socket between each two ranks of a job on several hosts, by which they learn of each other's end.
 
-Nothing travels on them while all is well but what kernels ask each other, so that a wire or a host that dies closes
-them within seconds. A rank that leaves says how far it came; a socket that closes without that word is a rank that
-died. Both ends prove that they know the job's secret: its secret file, or one that came through the launcher's store.
-Sockets for tensors are made the same way, and are encrypted where the job asks for that (GRADTIDE_ENCRYPT).
+Nothing travels on them while all is well but what kernels ask each other, and now and then what time it is, so that a
+wire or a host that dies closes them within seconds. A rank that leaves says how far it came; a socket that closes
+without that word is a rank that died. Both ends prove that they know the job's secret: its secret file, or one that
+came through the launcher's store. Sockets for tensors are made the same way, and are encrypted where the job asks for
+that (GRADTIDE_ENCRYPT).
 
     word  first  second  length | text       what each word means is said where it is defined, below
 """
@@ -42,6 +43,7 @@ _RANK = struct.Struct("<I")
 _TEXT_BYTES = 4096
 _STRANGER_S = 2.0  # who connects and has not proven itself by then is hung up on
 _LOOK_S = 0.5
+_QUIET_S = 30.0
 _BY_FILE, _ENCRYPTED = "by the secret file", "by the secret file, encrypted"
 _LIFELINE, _SECRET = "lifeline", "secret"
 _alive: "weakref.WeakSet[Lifelines]" = weakref.WeakSet()
@@ -57,6 +59,8 @@ class Word(enum.IntEnum):
     GONE = 5  # never sent: the socket closed
     WHERE = 6  # where in your code are you?
     HERE = 7  # there, as text
+    CLOCK = 8  # what time is it? with the asker's own, in nanoseconds
+    TIME = 9  # that again, the time here, and the name of this clock
 
 
 _SAID = set(Word) - {Word.GONE}
@@ -66,6 +70,9 @@ class Listener(Protocol):
     """Who is told. In the lifelines' own thread: it must not wait for anything that thread does."""
 
     def heard(self, rank: int, word: Word, first: int, second: int, text: str) -> None: ...
+
+    def heard_nothing(self) -> None:
+        """Nobody has said anything for half a minute."""
 
 
 class Lifelines:
@@ -135,7 +142,10 @@ class Lifelines:
         for descriptor in rank_of:
             poll.register(descriptor, select.POLLIN)
         while not self._closed:
-            for descriptor, _ in poll.poll():
+            ready = poll.poll(1000 * _QUIET_S)
+            if not ready:
+                self._listener.heard_nothing()
+            for descriptor, _ in ready:
                 if descriptor in rank_of and not self._closed and not self._read(rank_of[descriptor]):
                     poll.unregister(descriptor)
                     self._listener.heard(rank_of[descriptor], Word.GONE, 0, 0, "")

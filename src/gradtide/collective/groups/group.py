@@ -37,6 +37,7 @@ from gradtide.collective.host.signature import Signature, sign
 from gradtide.collective.links.links import MOST_FLOWS
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError, ScheduleError
+from gradtide.events import ClockAligned
 from gradtide.handle import Handle
 from gradtide.kernels import DONE
 from gradtide.schedule.model import Schedule
@@ -472,6 +473,12 @@ class Group:
         self._host.board.notice_s = notice_s
         if isinstance(self._backend, ManyHosts):
             self._backend.watch.notice_s = notice_s
+
+    def compare_clocks(self, tell: Callable[[ClockAligned], None]) -> None:
+        """Compares this host's clock with that of rank 0, now and then; `tell` is called in another thread. On one host
+        there is one clock."""
+        if isinstance(self._backend, ManyHosts):
+            self._backend.watch.compare_clocks(tell)
 
     @contextmanager
     def purpose(self, text: str) -> Iterator[None]:

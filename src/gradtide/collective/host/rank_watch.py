@@ -14,12 +14,15 @@ from socket import socket
 
 from gradtide.collective.host.waiting import NOTICE_S, called, left_or_lost, tell_wait
 from gradtide.errors import CommunicationError, Mismatch, PeerLost, PeerTimeout
+from gradtide.events import ClockAligned
+from gradtide.observe.clocks import ClockComparison, own_clock
 from gradtide.processes.whereabouts import own_whereabouts
 from gradtide.transport.lifelines import Lifelines, Word
 
 __all__ = ["RankWatch"]
 
 _ANSWER_S = 0.3  # a rank that lives answers within a millisecond, or when it gets a processor
+_EXCHANGES = 8  # by which clocks are compared
 _REASON_S = 1.0  # a wire that breaks has a reason, which is on its way
 _KINDS = {"PeerLost": PeerLost, "PeerTimeout": PeerTimeout}
 
@@ -43,6 +46,8 @@ class RankWatch:
         self._good: set[int] = set()  # who left in good order
         self._places: dict[int, str] = {}  # where in their code others say they are
         self._progress = 0, 0.0  # messages that all together had moved, and when that was new
+        self._clocks, self._asked_time = ClockComparison(_EXCHANGES), 0  # exchanges that are to come
+        self._tell_clock: Callable[[ClockAligned], None] | None = None
         self._lines = Lifelines(lines, self)
         self._lines.start()
 
@@ -181,8 +186,39 @@ class RankWatch:
         self._lines.say_all(Word.BYE, self._finished, in_good_order)
         self._lines.close()
 
+    def compare_clocks(self, tell: Callable[[ClockAligned], None]) -> None:
+        """With that of rank 0, now and every half minute; `tell` is called in the lifelines' thread."""
+        if self.rank == 0:
+            tell(ClockAligned(own_clock(), own_clock(), 0.0, 0.0))
+        else:
+            self._tell_clock = tell
+            self._ask_time()
+
+    def heard_nothing(self) -> None:
+        if self._tell_clock is not None:
+            self._ask_time()
+
+    def _ask_time(self) -> None:
+        self._asked_time = _EXCHANGES
+        self._lines.say(0, Word.CLOCK, time.monotonic_ns())
+
+    def _hear_time(self, asked_ns: int, theirs_ns: int, clock: str) -> None:
+        """Rank 0 says what time it is there."""
+        found = self._clocks.add(clock, asked_ns / 1e9, theirs_ns / 1e9, time.monotonic())
+        if found is not None and self._tell_clock is not None:
+            self._tell_clock(found)
+        self._asked_time -= 1
+        if self._asked_time and clock != own_clock():
+            self._lines.say(0, Word.CLOCK, time.monotonic_ns())
+
     def heard(self, rank: int, word: Word, first: int, second: int, text: str) -> None:
         """In the lifelines' thread."""
+        if word == Word.CLOCK:
+            self._lines.say(rank, Word.TIME, first, time.monotonic_ns(), own_clock())
+            return
+        if word == Word.TIME:
+            self._hear_time(first, second, text)
+            return
         if word == Word.ASK:
             self._lines.say(rank, Word.ANSWER, self._entered, self._moved)
             return

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gradtide.errors import DataError, OutputError
+from gradtide.events import ClockAligned
 from gradtide.observe.bounded_log import read_bounded
-from gradtide.observe.event_log import read_events
+from gradtide.observe.clocks import Alignment
+from gradtide.observe.event_log import parse_event, read_events
 from gradtide.observe.meter import Timed
 from gradtide.observe.trace.keeping import KeptSteps, keep_steps
 from gradtide.observe.trace.meeting import Meetings
@@ -24,6 +26,7 @@ __all__ = ["MOST_EVENTS", "RunLogs", "find_logs", "make_trace", "write_trace"]
 MOST_EVENTS = 200_000  # some 30 MB
 _WORKER = re.compile(r"worker-(\d+)\.jsonl")
 _DONE, _UPDATED = b'"event": "BatchDone"', b'"event": "ParametersUpdated"'
+_CLOCK = b'"event": "ClockAligned"'
 _FEWEST = 16  # steps: a trace of fewer shows nothing
 
 
@@ -43,6 +46,7 @@ class _Extent:
     first: int = 0
     last: int = 0
     own_loops: set[int] = field(default_factory=set)  # ranks whose loop does not say that a batch is done
+    clocks: dict[str, list[Timed]] = field(default_factory=dict)  # what each log tells of them
 
     @property
     def steps(self) -> int:
@@ -78,24 +82,26 @@ def make_trace(logs: RunLogs, name: str, most: int = MOST_EVENTS) -> dict[str, A
     """The trace as plain data, of at most so many events: first and last steps and some between, where there are
     more."""
     extent = _measure(logs)
-    steps = extent.steps
+    alignment, steps = Alignment(extent.clocks), extent.steps
     while True:
         kept = keep_steps(extent.first, extent.last, steps)
-        tracks = _draw(logs, extent, kept)
+        tracks = _draw(logs, extent, kept, alignment)
         if len(tracks) <= most or steps <= _FEWEST:
             break
         steps = max(_FEWEST, min(steps // 2, steps * most // len(tracks)))
     about = {"run": name, "kept": kept.describe(), "events": len(tracks), "arrows_left_out": tracks.backward}
+    about |= {"clock": alignment.root, "clock_errors_s": alignment.describe()}
     return {"traceEvents": tracks.finish(), "displayTimeUnit": "ms", "otherData": about}
 
 
-def _draw(logs: RunLogs, extent: _Extent, kept: KeptSteps) -> Tracks:
+def _draw(logs: RunLogs, extent: _Extent, kept: KeptSteps, alignment: Alignment) -> Tracks:
     tracks, meetings, requests = Tracks(), Meetings(), dict[int, WorkerRequests]()
     for rank, path in logs.workers.items():
-        drawn, asked = WorkerTracks(tracks, rank, _as_it_is), requests.setdefault(rank, WorkerRequests())
+        align = alignment.of(path.name)
+        drawn, asked = WorkerTracks(tracks, rank, align), requests.setdefault(rank, WorkerRequests())
         for step in cut_into_steps(_checked(path, read_events(path)), own_loop=rank in extent.own_loops):
-            meetings.note(rank, step, _as_it_is, kept=step.number in kept)
-            asked.note(step, _as_it_is, kept=step.number in kept)
+            meetings.note(rank, step, align, kept=step.number in kept)
+            asked.note(step, align, kept=step.number in kept)
             if step.number in kept:
                 drawn.draw(step)
             else:
@@ -103,15 +109,11 @@ def _draw(logs: RunLogs, extent: _Extent, kept: KeptSteps) -> Tracks:
                     drawn.draw_marks(timed)
     meetings.draw(tracks)
     for number, (name, path) in enumerate(logs.servers.items()):
-        ServerTracks(tracks, number, name, requests).draw(_checked(path, read_bounded(path)), _as_it_is)
+        ServerTracks(tracks, number, name, requests).draw(_checked(path, read_bounded(path)), alignment.of(path.name))
     if logs.coordinator is not None:
         events = _checked(logs.coordinator, read_bounded(logs.coordinator))
-        draw_coordinator(tracks, events, _as_it_is)
+        draw_coordinator(tracks, events, alignment.of(logs.coordinator.name))
     return tracks
-
-
-def _as_it_is(at_s: float) -> float:
-    return at_s
 
 
 def _checked(path: Path, events: Iterator[Timed]) -> Iterator[Timed]:
@@ -129,6 +131,8 @@ def _measure(logs: RunLogs) -> _Extent:
         with path.open("rb") as file:
             for line in file:
                 updates += _UPDATED in line
+                if _CLOCK in line and line.endswith(b"\n"):
+                    extent.clocks.setdefault(path.name, []).append(parse_event(line))
                 if _DONE in line and line.endswith(b"\n"):
                     done = [done[0], line] if done else [line]
         if done:
@@ -136,5 +140,9 @@ def _measure(logs: RunLogs) -> _Extent:
         elif updates:
             extent.own_loops.add(rank)
             numbers += [1, updates]
+    others = [*logs.servers.values(), *([logs.coordinator] if logs.coordinator is not None else [])]
+    for path in others:  # which are bounded
+        told = [timed for timed in _checked(path, read_bounded(path)) if isinstance(timed.event, ClockAligned)]
+        extent.clocks[path.name] = told
     extent.first, extent.last = min(numbers, default=1), max(numbers, default=1)
     return extent

@@ -17,6 +17,7 @@ from typing import Any
 from gradtide.errors import Closed, CommunicationError, PeerLost, PeerTimeout
 from gradtide.events import Degraded, Emit, ignore
 from gradtide.handle import Tell
+from gradtide.observe.clocks import ClockComparison
 from gradtide.processes.at_fork import watch_forks
 from gradtide.processes.wake import WakePipe
 from gradtide.store.client.fast import ClientFastPath
@@ -28,7 +29,7 @@ from gradtide.store.client.session import Session
 from gradtide.store.client.upkeep import Upkeep
 from gradtide.store.client.waiting import StoreWait
 from gradtide.store.wire.coordinators import Coordinators
-from gradtide.store.wire.messages import Message, encode
+from gradtide.store.wire.messages import Message, Welcome, encode
 from gradtide.timeouts import Timeouts
 from gradtide.transport.keys import Credentials
 
@@ -72,6 +73,7 @@ class Engine:
         self.session, self.address, self.timeouts = session, address, timeouts
         self._emit = emit
         self._degraded = 0  # shards without a replica, as was told
+        self._clocks = ClockComparison()
         self.lock = threading.RLock()
         self.reading = threading.Lock()
         self.pending: dict[int, Pending[Any]] = {}
@@ -348,10 +350,15 @@ class Engine:
 
     def hear(self, message: Message) -> None:
         """The coordinator said something."""
+        now_s = time.monotonic()
         with self.turn as session:
-            self.obey(session.hear(message, time.monotonic()))
+            self.obey(session.hear(message, now_s))
             self._changed.notify_all()
             degraded = session.degraded
+        if isinstance(message, Welcome) and message.clock:
+            found = self._clocks.add(message.clock, message.clock_s, message.at_s, now_s)
+            if found is not None:
+                self._emit(found)
         if degraded != self._degraded:
             self._degraded = degraded
             self._emit(Degraded(degraded))

@@ -270,7 +270,7 @@ class Session(Sending[V]):
         """Time goes by."""
         told: Instructions[V] = []
         if not self.lease.refused and self.lease.is_due(now_s):
-            told.append(TellCoordinator(self._beat() if self.lease.welcomed else self._join()))
+            told.append(TellCoordinator(self._beat(now_s) if self.lease.welcomed else self._join()))
         return told + self._resend(now_s) + self._send_what_fits(now_s)
 
     def hear(self, message: Message, now_s: float) -> Instructions[V]:
@@ -460,10 +460,11 @@ class Session(Sending[V]):
             worker=self.worker, expected=self.expected, token=self.token,
         )  # fmt: skip
 
-    def _beat(self) -> Beat:
+    def _beat(self, now_s: float = 0.0) -> Beat:
+        """`now_s`: when it is sent; one that is not by the clock does not say."""
         term, epoch = (self.table.term, self.table.epoch) if self.table else (0, 0)
         decree = self.decree.number if self.decree and not self.doubtful else 0
-        return Beat(self.client, self.incarnation, term, epoch, decree)
+        return Beat(self.client, self.incarnation, term, epoch, decree, now_s)
 
     def _take_decree(self, decree: Decree) -> Instructions[V]:
         self._note_ends(decree)

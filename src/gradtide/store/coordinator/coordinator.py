@@ -13,7 +13,9 @@ from dataclasses import replace
 import msgspec
 
 from gradtide.errors import CommunicationError, FrameError, OutputError, StoreError
+from gradtide.events import ClockAligned
 from gradtide.observe.bounded_log import BoundedLog
+from gradtide.observe.clocks import own_clock
 from gradtide.store.coordinator.chronicle import Chronicle
 from gradtide.store.coordinator.clerk import Clerk, LateClerk
 from gradtide.store.coordinator.election.errands import Errands
@@ -68,6 +70,8 @@ class Coordinator:
         log: BoundedLog | None = None,
     ) -> None:
         self._journal, self._log = journal, log
+        if log is not None:
+            log.observe(ClockAligned(own_clock(), own_clock(), 0.0, 0.0))
         self._lease_s, self._worker_lease_s = lease_s, worker_lease_s
         self._recovery, self._accept_loss = recovery or Recovery(), accept_loss
         credentials = credentials or Credentials()
@@ -238,7 +242,7 @@ class Coordinator:
             self._connections[message.name], self._incarnations[message.name] = connection, accepted
         mine = [tell for tell in told if tell.name == message.name and isinstance(tell.message, Welcome)]
         for tell in self._tellable(mine):
-            self._send(connection, tell.message)
+            self._send(connection, _stamped(tell.message))
         self._tell([tell for tell in told if tell not in mine])
 
     def _describe(self, membership: Membership, now_s: float) -> Inspected:
@@ -296,6 +300,13 @@ class Coordinator:
             at_once = self._office is None or self._office.was_here(time.monotonic())
             membership = self._membership
             self._tell(membership.lost(name, incarnation, at_once=at_once) if membership is not None else [])
+
+
+def _stamped(message: Message) -> Message:
+    """What answers a beat says what time it is here, so that whoever asked can compare clocks."""
+    if isinstance(message, Welcome) and message.clock_s:
+        return msgspec.structs.replace(message, at_s=time.monotonic(), clock=own_clock())
+    return message
 
 
 def _number_of(told: list[Tell], message: Join | Beat | Leave) -> int:

@@ -46,6 +46,7 @@ from gradtide.store.wire.messages import (
     Replicated,
     ServerMessage,
     Snapshot,
+    Welcome,
     decode_from,
     encode,
     find_request,
@@ -156,9 +157,12 @@ class Server:
     # --- the coordinator ---
 
     def _hear_coordinator(self, message: Message) -> None:
+        now_s = time.monotonic()
+        if self._watch is not None and isinstance(message, Welcome):
+            self._watch.welcomed(message, now_s)
         self._outgoing.keep_all()
         epoch = self._shard_set.epoch
-        words, answers = self._shard_set.hear(message, time.monotonic())
+        words, answers = self._shard_set.hear(message, now_s)
         if self._shard_set.epoch != epoch:
             self._shapes.clear()
             for line in self._copies.look(self._shard_set.table):

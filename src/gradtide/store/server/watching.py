@@ -7,7 +7,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from gradtide.events import Emit, PullAnswered, PullAsked, PushAnswered, PushArriving, PushTaken, ReplicaLag
-from gradtide.store.wire.messages import NO_WORKER, Pull, Pulled, Push, Pushed, Refused, Reply
+from gradtide.observe.clocks import ClockComparison
+from gradtide.store.wire.messages import NO_WORKER, Pull, Pulled, Push, Pushed, Refused, Reply, Welcome
 
 __all__ = ["ServerWatch"]
 
@@ -29,6 +30,7 @@ class ServerWatch:
         self._asked: OrderedDict[tuple[str, int], _OpenRequest] = OrderedDict()
         self._lag: dict[str, int] = {}
         self._next_look_s = 0.0
+        self._clocks = ClockComparison()
 
     def arriving(self, push: Push, parts: int) -> None:
         """Its values are about to be received."""
@@ -61,6 +63,13 @@ class ServerWatch:
             request = asked.request
             kind = PushAnswered if isinstance(request, Push) else PullAnswered
             self.emit(kind(request.worker, request.sequence, request.round))
+
+    def welcomed(self, welcome: Welcome, now_s: float) -> None:
+        """A beat is answered: what time it is at the coordinator's."""
+        if welcome.clock:
+            found = self._clocks.add(welcome.clock, welcome.clock_s, welcome.at_s, now_s)
+            if found is not None:
+                self.emit(found)
 
     def _expect(self, request: Push | Pull, parts: int) -> None:
         self._asked[request.client, request.sequence] = _OpenRequest(request, parts)

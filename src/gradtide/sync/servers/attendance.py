@@ -59,6 +59,7 @@ class Attendance:
                     secret_file=servers.secret_file,
                     insecure_network=servers.insecure_network,
                     timeouts=job.timeouts,
+                    emit=job.news.append,
                 )
             except PeerLost:
                 if not job.incarnation or time.monotonic() > deadline_s:

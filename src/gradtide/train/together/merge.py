@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gradtide.events import BatchDone, CompressionDecided, EpochDone, Event, SharesChanged, SplitDecided
+from gradtide.events import BatchDone, ClockAligned, CompressionDecided, EpochDone, Event, SharesChanged, SplitDecided
+from gradtide.observe.clocks import aligned
 from gradtide.observe.meter import Meter, Timed, Totals
 
 __all__ = ["first_s", "merge", "totals_of"]
@@ -13,7 +14,8 @@ __all__ = ["first_s", "merge", "totals_of"]
 
 def first_s(logs: Iterable[Sequence[Timed]]) -> float:
     """When the first worker began."""
-    return min((log[0].at_s for log in logs if log), default=0.0)
+    began = (next((at_s for at_s, event in log if not isinstance(event, ClockAligned)), None) for log in logs)
+    return min((at_s for at_s in began if at_s is not None), default=0.0)
 
 
 def totals_of(log: Iterable[Timed]) -> Totals:
@@ -26,6 +28,7 @@ def totals_of(log: Iterable[Timed]) -> Totals:
 def merge(run: str, logs: Mapping[int, Sequence[Timed]]) -> list[dict[str, Any]]:
     """A line a step, its loss weighed by the workers' samples, and a line an epoch; each when its last worker was. And
     a line for each change of shares."""
+    logs = aligned(logs)
     began_s = first_s(logs.values())
     steps: dict[int, list[tuple[float, BatchDone]]] = defaultdict(list)
     epochs: dict[int, list[tuple[float, EpochDone]]] = defaultdict(list)

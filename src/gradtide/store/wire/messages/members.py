@@ -68,6 +68,8 @@ class Welcome(Wire, frozen=True, tag=43):
     text: str = ""
     clock_s: float = 0.0  # of the beat that this answers
     token: int = 0  # of the Join that this answers
+    at_s: float = 0.0  # by the coordinator's own clock, when it answered; 0: it does not say
+    clock: str = ""  # the name of that clock (observe/clocks.py)
 
 
 class Elsewhere(Wire, frozen=True, tag=72):
