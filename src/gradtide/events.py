@@ -128,6 +128,8 @@ class TaskDone(Event):
     begin_s: float  # time.perf_counter(), which all processes of a host share
     end_s: float
     waited_s: float
+    sent: int = -1  # of a message that this device sent: its number in the step
+    received: list[int] = field(default_factory=list)  # the numbers of those that it took
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ import itertools
 import json
 
 import pytest
-from trace_format import Complete, Counter, FlowStart, Instant, Metadata, check_trace
+from trace_format import Complete, Counter, FlowEnd, FlowStart, Instant, Metadata, check_trace
 
 from gradtide.events import (
     BatchDone,
@@ -100,7 +100,8 @@ def test_what_has_happened_is_marked_in_words_and_tasks_have_tracks_of_their_own
     log, clock = write_worker(tmp_path, 0, 1, loss=float("nan"))
     log.observe(BatchStarted())
     log.observe(TaskDone(3, "forward", 0, 1, clock.now_s, clock.now_s + 0.25, 0.125))
-    log.observe(TaskDone(3, "message", 0, 1, clock.now_s + 0.25, clock.now_s + 0.5, 0.0))
+    log.observe(TaskDone(3, "message", 0, 1, clock.now_s + 0.25, clock.now_s + 0.5, 0.0, 7))
+    log.observe(TaskDone(4, "forward", 1, 1, clock.now_s + 0.125, clock.now_s + 0.75, 0.25, -1, [7]))
     clock.now_s += 1
     log.observe(CheckpointTaken(1, "there", 2_000_000, 0.5))
     log.observe(EpochDone(1, 0.1, 0.75))
@@ -110,9 +111,11 @@ def test_what_has_happened_is_marked_in_words_and_tasks_have_tracks_of_their_own
     assert marks["checkpoint at step 1, 2.0 MB in 0.5 s"] == "good"
     assert marks["epoch 1 done, test accuracy 0.750"] == "plain"
     tasks = [event for event in events if isinstance(event, Complete) and event.cat == "task"]
-    assert [(task.name, task.dur) for task in tasks] == [("forward", 250_000), ("message", 250_000)]
+    assert [task.dur for task in tasks] == [250_000, 625_000, 250_000]
+    (start,), (end,) = ([e for e in events if isinstance(e, kind)] for kind in (FlowStart, FlowEnd))
+    assert (start.tid, end.tid, end.ts - start.ts) == (103, 104, 125_000)
     tracks = [e.args.name for e in events if isinstance(e, Metadata) and e.name == "thread_name"]
-    assert tracks == ["steps", "tasks of device 3"]
+    assert tracks == ["steps", "tasks of device 3", "tasks of device 4"]
 
 
 def test_a_loop_of_ones_own_has_steps_too(tmp_path):

@@ -70,7 +70,7 @@ def test_where_nobody_waits_for_a_round_pushes_still_have_arrows(tmp_path, sync)
 @pytest.mark.slow
 def test_compressed_and_local_steps_and_a_split_model_give_sound_traces(tmp_path):
     for number, options in enumerate(
-        [("--servers", "2", "--compress", "int8"), ("--servers", "2", "--every", "2"), ("--split", "auto"), ()]
+        [("--servers", "2", "--compress", "int8"), ("--servers", "2", "--every", "2"), ("--split", "0..4 | 5..9"), ()]
     ):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -79,6 +79,9 @@ def test_compressed_and_local_steps_and_a_split_model_give_sound_traces(tmp_path
             assert sum(what == "push" for what, _, _ in arrows(events)) == 4
         if "--split" in options:
             assert {"forward", "backward", "update"} <= {e.name for e in events if getattr(e, "cat", "") == "task"}
+            found = arrows(events)
+            assert found["message", "worker 0", "worker 1"] == found["message", "worker 1", "worker 0"] + 1  # evaluated
+            assert found["message", "worker 1", "worker 0"] >= STEPS
 
 
 def test_perfetto_reads_it_without_a_complaint(over_servers, tmp_path):

@@ -19,7 +19,8 @@ from gradtide.observe.trace.pieces import Tracks
 from gradtide.observe.trace.requests import WorkerRequests
 from gradtide.observe.trace.server import ServerTracks, draw_coordinator
 from gradtide.observe.trace.steps import cut_into_steps
-from gradtide.observe.trace.worker import WorkerTracks
+from gradtide.observe.trace.tasks import TaskTracks
+from gradtide.observe.trace.worker import WorkerTracks, worker_place
 
 __all__ = ["MOST_EVENTS", "RunLogs", "find_logs", "make_trace", "write_trace"]
 
@@ -96,6 +97,7 @@ def make_trace(logs: RunLogs, name: str, most: int = MOST_EVENTS) -> dict[str, A
 
 def _draw(logs: RunLogs, extent: _Extent, kept: KeptSteps, alignment: Alignment) -> Tracks:
     tracks, meetings, requests = Tracks(), Meetings(), dict[int, WorkerRequests]()
+    tasks = TaskTracks(tracks)
     for rank, path in logs.workers.items():
         align = alignment.of(path.name)
         drawn, asked = WorkerTracks(tracks, rank, align), requests.setdefault(rank, WorkerRequests())
@@ -104,10 +106,12 @@ def _draw(logs: RunLogs, extent: _Extent, kept: KeptSteps, alignment: Alignment)
             asked.note(step, align, kept=step.number in kept)
             if step.number in kept:
                 drawn.draw(step)
+                tasks.draw(worker_place(rank).pid, step, align)
             else:
                 for timed in step.events:
                     drawn.draw_marks(timed)
     meetings.draw(tracks)
+    tasks.draw_arrows()
     for number, (name, path) in enumerate(logs.servers.items()):
         ServerTracks(tracks, number, name, requests).draw(_checked(path, read_bounded(path)), alignment.of(path.name))
     if logs.coordinator is not None:

@@ -1,17 +1,15 @@
-"""A worker's steps as tracks: its phases, what it saw, the tasks of a step that is split."""
+"""A worker's steps as a track: its phases, and what it saw."""
 
 import math
 from collections.abc import Callable
 
-from gradtide.events import BatchDone, GradientsSynchronised, TaskDone, ValuesPulled
+from gradtide.events import BatchDone, GradientsSynchronised, ValuesPulled
 from gradtide.observe.describe import describe
 from gradtide.observe.meter import Timed, spans
 from gradtide.observe.trace.pieces import Track, Tracks
 from gradtide.observe.trace.steps import WorkerStep
 
 __all__ = ["WorkerTracks", "worker_place"]
-
-_FIRST_TASK = 100  # the track of a split model's device 0
 
 
 def worker_place(rank: int) -> Track:
@@ -23,7 +21,6 @@ class WorkerTracks:
 
     def __init__(self, tracks: Tracks, rank: int, align: Callable[[float], float]) -> None:
         self._tracks, self._place, self._align = tracks, worker_place(rank), align
-        self._devices: set[int] = set()
         tracks.name_process(self._place.pid, f"worker {rank}", self._place.pid)
         tracks.name_track(self._place, "steps")
 
@@ -36,8 +33,6 @@ class WorkerTracks:
         self._draw_pulls(log)
         for timed in step.events:
             self.draw_marks(timed)
-            if isinstance(timed.event, TaskDone):
-                self._draw_task(timed.event)
 
     def draw_marks(self, timed: Timed) -> None:
         """What has happened once, and stays in a trace that leaves its step out."""
@@ -66,14 +61,6 @@ class WorkerTracks:
                 if synchronised_s is not None:
                     self._tracks.slice(self._place, "phase", "pull", self._align(synchronised_s), self._align(at_s))
                 self._tracks.counter(self._place, "staleness", self._align(at_s), event.staleness)
-
-    def _draw_task(self, task: TaskDone) -> None:
-        place = Track(self._place.pid, _FIRST_TASK + task.device)
-        if task.device not in self._devices:
-            self._devices.add(task.device)
-            self._tracks.name_track(place, f"tasks of device {task.device}")
-        about = {"stage": task.stage, "micro": task.micro, "waited_ms": round(task.waited_s * 1e3, 3)}
-        self._tracks.slice(place, "task", task.kind, self._align(task.begin_s), self._align(task.end_s), **about)
 
 
 def _plain(number: float) -> float | str:
