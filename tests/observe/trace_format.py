@@ -4,6 +4,7 @@ The format is Google's "Trace Event Format" (2016, v2.1): each phase has its fie
 thread nest, and an arrow is two events of one name, category and id.
 """
 
+import bisect
 import itertools
 import json
 import math
@@ -134,10 +135,16 @@ def _check_arrows(happened: list[Traced], tracks: dict[tuple[int, int], list[Com
     for start, end in ((starts[number], ends[number]) for number in starts):
         assert (start.name, start.cat) == (end.name, end.cat)
         assert start.ts <= end.ts, "no arrow goes back in time"
+    begins = {place: [_ns(item.ts) for item in track] for place, track in tracks.items()}
+    until = {
+        place: list(itertools.accumulate((_ns(item.ts) + _ns(item.dur) for item in track), max))
+        for place, track in tracks.items()
+    }
     for event in itertools.chain(starts.values(), ends.values()):
-        around = tracks[event.pid, event.tid]
-        held = any(_ns(item.ts) <= _ns(event.ts) <= _ns(item.ts) + _ns(item.dur) for item in around)
-        assert held, f"{event} lies within no slice"
+        place = event.pid, event.tid
+        last = bisect.bisect_right(begins[place], _ns(event.ts)) - 1  # which have begun by then
+        assert last >= 0, f"{event} comes before any slice"
+        assert until[place][last] >= _ns(event.ts), f"{event} lies within no slice"
 
 
 def _ns(microseconds: float) -> int:

@@ -24,7 +24,7 @@ from gradtide.observe.trace.worker import WorkerTracks, worker_place
 
 __all__ = ["MOST_EVENTS", "RunLogs", "find_logs", "make_trace", "write_trace"]
 
-MOST_EVENTS = 200_000  # some 30 MB
+MOST_EVENTS = 200_000  # some 20 MB
 _WORKER = re.compile(r"worker-(\d+)\.jsonl")
 _DONE, _UPDATED = b'"event": "BatchDone"', b'"event": "ParametersUpdated"'
 _CLOCK = b'"event": "ClockAligned"'
@@ -42,8 +42,9 @@ class RunLogs:
 
 @dataclass(slots=True)
 class _Extent:
-    """Which steps logs are of."""
+    """How long logs of workers are, and which steps they are of."""
 
+    lines: int = 0
     first: int = 0
     last: int = 0
     own_loops: set[int] = field(default_factory=set)  # ranks whose loop does not say that a batch is done
@@ -83,7 +84,8 @@ def make_trace(logs: RunLogs, name: str, most: int = MOST_EVENTS) -> dict[str, A
     """The trace as plain data, of at most so many events: first and last steps and some between, where there are
     more."""
     extent = _measure(logs)
-    alignment, steps = Alignment(extent.clocks), extent.steps
+    alignment = Alignment(extent.clocks)
+    steps = max(_FEWEST, min(extent.steps, most * extent.steps // max(1, extent.lines)))  # a line is one event or more
     while True:
         kept = keep_steps(extent.first, extent.last, steps)
         tracks = _draw(logs, extent, kept, alignment)
@@ -134,6 +136,7 @@ def _measure(logs: RunLogs) -> _Extent:
         done, updates = list[bytes](), 0
         with path.open("rb") as file:
             for line in file:
+                extent.lines += 1
                 updates += _UPDATED in line
                 if _CLOCK in line and line.endswith(b"\n"):
                     extent.clocks.setdefault(path.name, []).append(parse_event(line))
