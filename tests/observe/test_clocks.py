@@ -138,8 +138,8 @@ def test_ranks_compare_their_clocks_over_their_lifeline():
     assert told == [ClockAligned(own, own, 0.0, 0.0)]
 
 
-def test_a_store_tells_its_workers_how_their_clocks_stand_to_its_coordinators():
-    with gradtide.local_servers(1) as servers:
+def test_a_store_tells_its_workers_how_their_clocks_stand_to_its_coordinators(forks):
+    with gradtide.local_servers(1, forks=forks) as servers:
 
         def be_a_client():
             heard = queue.Queue()

@@ -1,12 +1,19 @@
 """Traces of real runs: workers, servers, and arrows that pair up between them."""
 
+import os
 import shutil
+import signal
 import subprocess
 from collections import Counter as Count
 
 import pytest
+import torch
 from trace_format import Complete, FlowEnd, FlowStart, Instant, check_trace
 
+import gradtide
+from gradtide.events import BatchDone, BatchStarted, GradientsSynchronised, PushBegan, ValuesPulled
+from gradtide.observe.event_log import EventLog, log_path
+from gradtide.observe.trace import write_trace
 from loaded_python import loaded_python
 
 STEPS = 6  # of an epoch
@@ -82,6 +89,35 @@ def test_compressed_and_local_steps_and_a_split_model_give_sound_traces(tmp_path
             found = arrows(events)
             assert found["message", "worker 0", "worker 1"] == found["message", "worker 1", "worker 0"] + 1  # evaluated
             assert found["message", "worker 1", "worker 0"] >= STEPS
+
+
+def test_a_server_that_is_killed_is_in_the_trace_and_so_is_who_took_over(tmp_path, forks):
+    log = EventLog(log_path(tmp_path, 0))
+    with (
+        gradtide.local_servers(3, replicas=1, events=tmp_path, forks=forks) as servers,
+        gradtide.connect(servers.address, worker=0, workers=1, consistency="bsp") as store,
+    ):
+        store.init("w", torch.zeros(5_000_000), update=gradtide.update("add"))
+        for step in range(1, 9):
+            log.observe(BatchStarted())
+            log.observe(PushBegan(step, store.sequence))
+            store.push("w", torch.ones(5_000_000), wait=True)
+            log.observe(GradientsSynchronised(1))
+            store.pull("w")
+            log.observe(ValuesPulled(step, 0, store.sequence))
+            log.observe(BatchDone(1, step, 1, 0.5, None, 0.1))
+            if step == 4:
+                victim = next(process for process in servers.processes if process.role == "server")
+                os.kill(victim.pid, signal.SIGKILL)
+                servers.wait_until_healed(victim.pid)
+    log.close()
+    about = write_trace(tmp_path / "trace.json", tmp_path, "killed")
+    events = check_trace((tmp_path / "trace.json").read_bytes())
+    assert about["arrows_left_out"] == 0
+    marks = [(event.cat, event.name) for event in events if isinstance(event, Instant)]
+    assert ("bad", f"{victim.name} was lost") in marks
+    assert any(kind == "good" and "replicas took over" in text for kind, text in marks)
+    assert sum(count for (what, _, _), count in arrows(events).items() if what == "push") >= 8 * 2
 
 
 def test_perfetto_reads_it_without_a_complaint(over_servers, tmp_path):
