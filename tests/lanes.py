@@ -25,6 +25,7 @@ LONGEST = (
     "sync/test_local_kills.py",
     "sync/test_local_elastic.py",
     "train/test_together.py",
+    "observe/test_traced_runs.py",
     "launch/test_fresh_start.py",
     "train/test_frugal_fit.py",
     "train/test_losses.py",
