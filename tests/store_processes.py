@@ -6,6 +6,9 @@ import time
 
 import gradtide
 
+# Where servers are killed, which their connections tell: one that a busy machine holds up for 2 s is not dead, too.
+LONG_LEASE_S = 20.0
+
 
 def pid_of(servers, name):
     return next(process.pid for process in servers.processes if process.name == name)
