@@ -14,7 +14,7 @@ Without the name of a file all lines are written once. A number in a sentence st
     2.1<!-- {train-workers-mlp[gradtide, shared parameters].per_s / train-workers-mlp[DDP over Gloo].per_s:.1f} -->
 
 `file[this][that].field` is the field of those results in docs/figures/file.json that hold both "this" and "that"; in a
-table `[this].field` looks among the line's own results. `min` or `max` before it takes the least or the most of several.
+table `[this].field` looks among the line's own results. `min` or `max` before it takes the least or most of several.
 `file/part` is another part of that file than its results. A form is Python's, after a unit (`us`, `ms`, `MB`, `GB`, or
 `pt` for hundredths).
 """
