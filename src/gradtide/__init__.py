@@ -7,6 +7,8 @@ imported when it is first used (PEP 562).
 import importlib
 from typing import TYPE_CHECKING
 
+from gradtide.linux import require_linux
+
 if TYPE_CHECKING:
     from gradtide import errors
     from gradtide.collective import Group, sum_over_devices
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
         predict,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each public name lives.
 _EXPORTS = {
@@ -87,6 +89,7 @@ _EXPORTS = {
     "update": "gradtide.store",
     "workers": "gradtide.sync.own_loop",
 }
+_EVERYWHERE = {"Layout", "Timeouts", "plan"}  # all others need Linux
 _OLD = {"all_reduce": "gradtide.collective"}  # they warn who calls them, and go with the next release
 
 __all__ = [
@@ -135,6 +138,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     where = _EXPORTS.get(name) or _OLD.get(name)
+    if where is not None and name not in _EVERYWHERE:
+        require_linux(f"gradtide.{name}")
     value = _room(name) if where is None else getattr(importlib.import_module(where), name)
     globals()[name] = value
     return value

@@ -25,7 +25,7 @@ def wait_until_copied(address):
 
 
 class Killer:
-    """Kills one process after the other; the next only when the one before is replaced and every shard has its copies."""
+    """Kills one process after the other, each when the one before is replaced and every shard has its copies."""
 
     def __init__(self, servers):
         self._servers, self._before, self._dead = servers, None, None

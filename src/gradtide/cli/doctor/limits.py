@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,7 @@ class Limits:
 def read_limits() -> Limits:
     return Limits(
         kernel=_kernel(platform.release()),
-        linux=platform.system() == "Linux",
+        linux=sys.platform == "linux",
         shared_memory_bytes=_size_of("/dev/shm"),
         memory_limit_bytes=_memory_limit(Path("/sys/fs/cgroup")),
         cores_limit=_cores_limit(Path("/sys/fs/cgroup")),
@@ -47,7 +48,7 @@ def read_limits() -> Limits:
 def what_stands_in_the_way(limits: Limits, cores: int, memory_bytes: int) -> Iterator[str]:
     """Each with what to do about it."""
     if not limits.linux:
-        yield "gradtide's planner works here; training on workers, the store and the launcher need Linux."
+        yield "gradtide's planner works here (gradtide plan and topology); training, the store and jobs need Linux."
         return
     if (0, 0) < limits.kernel < _OLDEST_KERNEL:
         yield f"Linux {limits.kernel[0]}.{limits.kernel[1]} is older than gradtide is tried on; take 4.14 or newer."
