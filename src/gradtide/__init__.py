@@ -90,7 +90,7 @@ _EXPORTS = {
     "workers": "gradtide.sync.own_loop",
 }
 _EVERYWHERE = {"Layout", "Timeouts", "plan"}  # all others need Linux
-_OLD = {"all_reduce": "gradtide.collective"}  # they warn who calls them, and go with the next release
+_OLD = {"all_reduce": "gradtide.collective"}  # they warn who calls them, and go with 0.3.0
 
 __all__ = [
     "BestModel",
