@@ -39,9 +39,17 @@ from gradtide.topology.presets import preset
 from gradtide.train.record import read_metrics
 from gradtide.transport.keys import parse_keys
 
-__all__ = ["READERS", "SUM", "frozen_sum", "is_within", "released", "resumed_from"]
+__all__ = ["MAJOR", "READERS", "SUM", "VERSIONS", "advice", "frozen_sum", "is_within", "resumed_from"]
 
 SUM = "sha256"
+VERSIONS = sorted(path for path in GOLDEN.iterdir() if path.is_dir())  # that were released
+MAJOR = [folder for folder in VERSIONS if folder.name.split(".")[0] == gradtide.__version__.split(".")[0]]
+WHAT_TO_DO = """
+    {what} of gradtide {version} is no longer read as it was. Users have such bytes on their disks and in their jobs.
+    - A field that is new needs a default, and stands last where fields have no names (array_like).
+    - A field or struct that has another name keeps its encoded one (rename=, tag=).
+    - What can't be read as it is gets a new number of its format; the old one is turned into the new when it is read.
+    The files in tests/store/golden/{version}/ stay as they are. Only the next major version may stop reading them."""
 CLUSTER = """
 [[hosts]]
 count = 4
@@ -59,9 +67,9 @@ times = 0.5
 KEYS = "".join(f"gradtide-key worker w3 {digits * 32}\n" for digits in ("0a", "1b"))
 
 
-def released() -> list[Path]:
-    """The folders of all versions that were released."""
-    return sorted(path for path in GOLDEN.iterdir() if path.is_dir())
+def advice(folder: Path, what: str) -> str:
+    """What to do about what is not read any more."""
+    return WHAT_TO_DO.format(what=what, version=folder.name)
 
 
 def frozen_sum(folder: Path) -> str:

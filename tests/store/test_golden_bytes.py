@@ -3,6 +3,7 @@
 Where a format is meant to change: `python tests/store/golden_bytes.py --write`, and read what the diff says.
 """
 
+import json
 from typing import get_args
 
 import msgspec
@@ -12,6 +13,7 @@ from golden_files import FILES
 from golden_structs import all_structs, variants
 from golden_wire import WIRES, read_back
 from msgspec import inspect
+from released import MAJOR, advice, is_within
 
 from gradtide.store.wire import messages
 
@@ -75,6 +77,24 @@ def test_the_store_decodes_its_messages_as_it_did():
             data = bytes.fromhex(KEPT[key][name]["msgpack"])
             assert messages.decode(data) == value
             assert messages.encode(value) == data
+
+
+@pytest.mark.parametrize("folder", MAJOR, ids=lambda folder: folder.name)
+def test_every_struct_that_was_released_is_understood(folder):
+    structs = {struct.__name__: struct for found in STRUCTS.values() for struct in found}
+    keys = {key: found[0] for key, found in STRUCTS.items()}
+    for key, kept in json.loads((folder / "structs.json").read_text(encoding="utf-8")).items():
+        now = keys.get(key) or structs.get(kept["was"].split()[0])
+        assert now is not None, advice(folder, kept["was"])
+        for name, encoded in kept.items():
+            if name != "was":
+                data = bytes.fromhex(encoded["msgpack"])
+                again = msgspec.msgpack.encode(msgspec.msgpack.decode(data, type=now))
+                plain = [msgspec.msgpack.decode(each) for each in (data, again)]
+                assert is_within(*plain), advice(folder, f"{kept['was']} ({name})")
+                assert now not in get_args(messages.Message) or type(messages.decode(data)) is now, advice(
+                    folder, kept["was"]
+                )
 
 
 @pytest.mark.parametrize("name", FILES)
