@@ -92,9 +92,8 @@ def test_every_struct_that_was_released_is_understood(folder):
                 again = msgspec.msgpack.encode(msgspec.msgpack.decode(data, type=now))
                 plain = [msgspec.msgpack.decode(each) for each in (data, again)]
                 assert is_within(*plain), advice(folder, f"{kept['was']} ({name})")
-                assert now not in get_args(messages.Message) or type(messages.decode(data)) is now, advice(
-                    folder, kept["was"]
-                )
+                if now in get_args(messages.Message):
+                    assert type(messages.decode(data)) is now, advice(folder, kept["was"])
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -1,7 +1,9 @@
 """What a release has written or said is read by every later version, and nothing that was released is changed."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,6 +12,8 @@ from golden_wire import read_back
 from released import MAJOR, READERS, SUM, VERSIONS, advice, frozen_sum, is_within, resumed_from
 
 import gradtide
+
+CHANGELOG = Path(__file__).parent.parent.parent / "CHANGELOG.md"
 
 
 def by_version(names):
@@ -23,8 +27,10 @@ def test_nothing_that_was_released_is_changed(folder):
     assert frozen_sum(folder) == kept, f"tests/store/golden/{folder.name}/ is frozen: git checkout it"
 
 
-def test_this_version_is_kept_if_it_is_released():
-    assert VERSIONS, "python tests/store/released.py --freeze"
+def test_every_version_that_has_a_date_is_kept():
+    dated = re.findall(r"^## (\S+) \(\d", CHANGELOG.read_text(encoding="utf-8"), re.MULTILINE)
+    assert dated
+    assert sorted(dated) == [folder.name for folder in VERSIONS], "python tests/store/released.py --freeze"
 
 
 @pytest.mark.parametrize(("folder", "name"), by_version(READERS))
