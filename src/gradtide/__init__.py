@@ -7,8 +7,6 @@ imported when it is first used (PEP 562).
 import importlib
 from typing import TYPE_CHECKING
 
-from gradtide.linux import require_linux
-
 if TYPE_CHECKING:
     from gradtide import errors
     from gradtide.collective import Group, sum_over_devices
@@ -139,6 +137,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     where = _EXPORTS.get(name) or _OLD.get(name)
     if where is not None and name not in _EVERYWHERE:
+        from gradtide.linux import require_linux  # here: each program that imports torch imports this file
+
         require_linux(f"gradtide.{name}")
     value = _room(name) if where is None else getattr(importlib.import_module(where), name)
     globals()[name] = value
