@@ -17,6 +17,8 @@ class Run:
     each: bool = False
     workers: int = 0
     servers: int = 0
+    job: int = 0  # those with the same number run in one job
+    slow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +128,11 @@ PAGES = {
             Run(
                 (0,),
                 MODEL,
-                "torch.distributed.all_reduce(images); torch.distributed.destroy_process_group()",
+                "torch.distributed.all_reduce(images)",
                 workers=2,
             ),
-            Run((1,), GLOO, "torch.distributed.all_reduce(images, group=ours)", workers=2),
-            Run((2,), GLOO, "loss_fn(model(images), labels).backward()", workers=2),
+            Run((1,), GLOO, "torch.distributed.all_reduce(images, group=ours)", workers=2, job=1),
+            Run((2,), GLOO, "loss_fn(model(images), labels).backward()", workers=2, job=1),
         )
     ),
     "docs/checkpoints.md": Page(
@@ -201,7 +203,7 @@ PAGES = {
         (
             Run((0,), MODEL + "x = images"),
             Run((1,), MODEL, workers=2),
-            Run((2,), SPLIT_BEFORE, workers=4),
+            Run((2,), SPLIT_BEFORE, workers=4, slow=True),
         ),
     ),
     "docs/store.md": Page(
@@ -217,7 +219,7 @@ PAGES = {
         files={"topo.txt": MATRIX, "box.toml": Shown('name = "my-box"'), "topology.conf": Shown("SwitchName")},
         instead={"/etc/slurm": "{folder}"},
     ),
-    "docs/trainers.md": Page(before=CHECKPOINT.format("ck")),
+    "docs/trainers.md": Page((Run((0,), slow=True),), before=CHECKPOINT.format("ck")),  # Lightning loads for 3 s
     "docs/training.md": Page(
         (Run((0,), MODEL), Run((1,), MODEL + "my_sum = torch.nn.CrossEntropyLoss(reduction='sum')"))
     ),
@@ -225,8 +227,8 @@ PAGES = {
 
 # Why commands (as fnmatch finds them) are parsed and not run.
 NOT_RUN = {
-    "*: gradtide bench *": "takes minutes; tests/bench runs each of them small",
-    "*: gradtide chaos*": "takes minutes, some of them as root; tests/testing/test_chaos.py runs each kind",
+    "*: gradtide bench *": "takes minutes; tests run them small, tests/bench most of them",
+    "*: gradtide chaos*": "takes minutes, some as root; tests/testing runs small ones",
     "docs/launch.md: python -m gradtide.launch.agent *": "the program above it runs with two of them",
     "docs/four-machines.md: *": "needs four machines with etcd; tests/store/test_four_machines.py has them",
     "docs/ray.md: gradtide run *": "needs Ray's cluster; tests/on_ray/test_guide.py has one",
@@ -247,7 +249,7 @@ SLOW = {
     "docs/together.md: gradtide run --workers 4 *": "as with two workers, but nobody dies here",
     "docs/together.md: gradtide run --workers 2 --servers 2 *": "as without servers: this script does not use them",
     "docs/topologies.md: gradtide plan *topology.conf *": "3 s for 256 devices",
-    "docs/training.md: gradtide train --workers 2 --*": "as without that option",
+    "docs/training.md: gradtide train *": "as in docs/checkpoints.md and docs/dashboard.md",
 }
 # Those whose figures are of the machine that computed them.
 MEASURED = ("docs/split.md: *",)
