@@ -239,13 +239,14 @@ NOT_RUN = {
 # Those that run with -m slow alone.
 SLOW = {
     "*: gradtide split alexnet *": "20 s: times every layer",
+    "*: gradtide plan superpod:*": "2 s and more, for 256 devices",
     "*: torchrun *": "as gradtide run beside it",
     "docs/dashboard.md: gradtide run *": "as the train before it",
+    "examples/README.md: gradtide run *": "as tests/examples does by default",
     "docs/frugal.md: gradtide train *": "as in docs/training.md, with an option",
     "docs/planner.md: gradtide plan * --sizes *": "10 s: a plan for each size",
     "docs/planner.md: gradtide plan * --hosts *": "18 s: a plan for each number of hosts",
-    "docs/planner.md: gradtide plan * --upgrade": "3 s; README.md has one",
-    "docs/planner.md: gradtide plan superpod:*": "2 s; README.md has one",
+    "docs/planner.md: gradtide plan * --upgrade": "3 s: a plan for each kind of wire",
     "docs/together.md: gradtide run --workers 4 *": "as with two workers, but nobody dies here",
     "docs/together.md: gradtide run --workers 2 --servers 2 *": "as without servers: this script does not use them",
     "docs/topologies.md: gradtide plan *topology.conf *": "3 s for 256 devices",

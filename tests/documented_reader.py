@@ -19,7 +19,6 @@ from documented_pages import Page, Run, Shown
 from loaded_python import loaded_python
 
 STARTED_BY = {"gradtide": ("-m", "gradtide"), "python": (), "torchrun": ("-m", "torch.distributed.run", "--standalone")}
-ALREADY: set[str] = set()  # plans are the same on every page
 RUNNER = Path(__file__).parent / "run_documented.py"
 
 
@@ -106,9 +105,6 @@ class Reader:
         assert done.returncode == 0, output
 
     def command(self, command: Command) -> None:
-        if command.text.startswith("gradtide plan") and not command.says and command.text in ALREADY:
-            return
-        ALREADY.add(command.text)
         program, *words = shlex.split(self.instead(command.text))
         variables = {name: self.instead(value) for name, value in command.environment.items()}
         if command.text.startswith("gradtide train"):
