@@ -207,7 +207,7 @@ PAGES = {
         ),
     ),
     "docs/store.md": Page(
-        (Run((0,)), Run((1,), "import gradtide")),
+        (Run((0,)), Run((3,), "import gradtide")),
         instead={"tcp:10.0.0.1:7000": "tcp:127.0.0.1:{ports[0]}", "tcp:10.0.0.2:7001": "tcp:127.0.0.1:{ports[1]}"},
     ),
     "docs/together.md": Page(
@@ -255,6 +255,10 @@ SLOW = {
 # Those whose figures are of the machine that computed them.
 MEASURED = ("docs/split.md: *",)
 # Blocks of Python, by page and number, that another test runs.
-ELSEWHERE = {("docs/ray.md", 0): "tests/on_ray/test_guide.py"}
+ELSEWHERE = {
+    ("docs/ray.md", 0): "tests/on_ray/test_guide.py",
+    ("docs/store.md", 1): "tests/store/test_own_semirings.py",
+    ("docs/store.md", 2): "tests/store/test_own_semirings.py",
+}
 # Commands that go on until they are told to end.
 LASTING = ("coordinator", "dashboard", "restore", "serve")

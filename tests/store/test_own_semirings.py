@@ -1,7 +1,6 @@
 """A reduction of one's own, as docs/store.md shows it, on servers that a script starts."""
 
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ PAGE = (Path(__file__).parent.parent.parent / "docs/store.md").read_text()
 
 def shown(name):
     """The block of the page that begins with a comment that names this file."""
-    return textwrap.dedent(re.search(rf"^    # {name}.*\n((?:    .*\n|\n)+?)(?=    # |\S)", PAGE, re.MULTILINE)[0])
+    return re.search(rf"```python\n(# {name}.*?)```", PAGE, re.DOTALL)[1]
 
 
 def test_a_semiring_beside_a_script_is_known_to_its_local_servers(tmp_path, monkeypatch, capfd):

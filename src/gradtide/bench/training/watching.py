@@ -20,7 +20,7 @@ from gradtide.bench.contender import ContenderFailed
 from gradtide.errors import ConfigError
 from gradtide.processes.ready import can_read
 
-__all__ = ["Watched", "bench_watching"]
+__all__ = ["ReaderCost", "bench_watching"]
 
 ALONE, READ = "nobody looks", "a reader of the dashboard's stream"
 _READY_S = 120.0
@@ -28,7 +28,7 @@ _RUN = "watched"
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class ReaderCost:
     """What a reader costs, from turns beside each other: training with it, as a share of training without."""
 
     median: float
@@ -39,7 +39,7 @@ class Watched:
 
 def bench_watching(
     rounds: int, turn_s: float, tell: Callable[[str], None]
-) -> tuple[list[report.Row], Watched, dict[str, list[float]]]:
+) -> tuple[list[report.Row], ReaderCost, dict[str, list[float]]]:
     """Samples per second of two workers with two servers, which train on; the dashboard is a process of its own."""
     if rounds < 2 or turn_s < 1.0:
         raise ConfigError("there must be 2 rounds and turns of 1 s, or more")
@@ -56,7 +56,7 @@ def bench_watching(
                     seconds[name].append(_seconds_a_sample(steps, turn_s))
                 messages += told[0]
     low, middle, high = quantiles([a / b for a, b in zip(seconds[ALONE], seconds[READ], strict=True)], n=4)
-    return report.rows(seconds, 1), Watched(middle, low, high, messages), seconds
+    return report.rows(seconds, 1), ReaderCost(middle, low, high, messages), seconds
 
 
 @contextmanager
