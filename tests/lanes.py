@@ -17,6 +17,7 @@ TESTS = "tests/"
 LONGEST = (
     "sync/test_true_to_pytorch.py",
     "sync/test_random_programs.py",
+    "test_documented.py",
     "collective/test_torch_suite.py",
     "testing/test_chaos.py",
     "examples/test_examples.py",

@@ -2,13 +2,18 @@
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from gradtide.extras import EXTRAS, require
 
+ROOT = Path(__file__).parent.parent
 WITHOUT = """
 import sys
+import tomllib
+from pathlib import Path
 class Nowhere:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in {names!r}:
@@ -43,3 +48,11 @@ def test_a_command_without_its_extra_names_the_pip_command_and_leaves_nothing(tm
 
 def test_what_is_there_is_not_asked_for():
     require("plot", "drawing")
+
+
+def test_every_extra_is_one_of_the_packages_and_is_named_where_it_is_missing():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    assert set(EXTRAS) == set(project) - {"browser", "demo", "dev", "docs"}  # which no command needs
+    for extra in EXTRAS:
+        assert f"pip install 'gradtide[{extra}]'" in sources or f'require("{extra}"' in sources, extra

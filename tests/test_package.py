@@ -2,6 +2,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,11 @@ def test_nothing_in_the_package_can_run_code_that_it_was_sent():
                 called = ast.unparse(node.func)
                 assert called not in ("eval", "exec", "torch.load"), f"{path}:{node.lineno}"
                 assert "shell" not in {keyword.arg for keyword in node.keywords}, f"{path}:{node.lineno}"
+
+
+def test_the_version_is_one_and_the_changelog_begins_with_it():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == gradtide.__version__
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] in (gradtide.__version__, "Unreleased")

@@ -1,14 +1,11 @@
-"""The site: every page is on it, it is built without a warning, and the first hour's examples do what they say."""
+"""The site: every page is on it, and it is built without a warning."""
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from loaded_python import loaded_python
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -28,20 +25,6 @@ def test_the_reference_has_every_public_name():
     text = (DOCS / "reference" / "python.md").read_text()
     documented = set(re.findall(r"\.\. auto(?:class|function):: (\w+)", text)) | {"errors", "__version__"}
     assert documented == set(gradtide.__all__)
-
-
-def test_the_first_hours_programs_train(tmp_path):
-    alone, together = re.findall(r"```python\n(.*?)```", (DOCS / "first-hour.md").read_text(), re.DOTALL)
-    (tmp_path / "alone.py").write_text(alone)
-    (tmp_path / "train.py").write_text(together)
-    for words in (["alone.py"], ["-m", "gradtide", "run", "--workers", "2", "--servers", "2", "train.py"]):
-        done = subprocess.run(
-            [loaded_python(), *words], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=os.environ
-        )
-        assert done.returncode == 0, done.stderr
-    losses = re.findall(r"^\[0\] epoch \d: ([\d.]+)$", done.stdout, re.MULTILINE)
-    assert len(losses) == 5
-    assert float(losses[-1]) < float(losses[0])
 
 
 @pytest.mark.slow  # builds all of it

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
         predict,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Where each public name lives.
 _EXPORTS = {
@@ -87,7 +87,8 @@ _EXPORTS = {
     "update": "gradtide.store",
     "workers": "gradtide.sync.own_loop",
 }
-_OLD = {"all_reduce": "gradtide.collective"}  # they warn who calls them, and go with the next release
+_EVERYWHERE = {"Layout", "Timeouts", "plan"}  # all others need Linux
+_OLD = {"all_reduce": "gradtide.collective"}  # they warn who calls them, and go with 0.3.0
 
 __all__ = [
     "BestModel",
@@ -135,6 +136,10 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     where = _EXPORTS.get(name) or _OLD.get(name)
+    if where is not None and name not in _EVERYWHERE:
+        from gradtide.linux import require_linux  # here: each program that imports torch imports this file
+
+        require_linux(f"gradtide.{name}")
     value = _room(name) if where is None else getattr(importlib.import_module(where), name)
     globals()[name] = value
     return value

@@ -49,8 +49,31 @@ def test_a_containers_limits_are_read_of_both_kinds_of_cgroups(tmp_path):
     (old / "cpu/cpu.cfs_period_us").write_text("100000\n")
     (none / "memory.max").write_text("max\n")
     (none / "cpu.max").write_text("max 100000\n")
-    assert [_memory_limit(folder) for folder in (new, old, none)] == [GIB, GIB // 2, 0]
-    assert [_cores_limit(folder) for folder in (new, old, none)] == [1.5, 2.0, 0.0]
+    v1 = "4:memory:/\n1:cpu,cpuacct:/\n0::/\n"
+    for memberships, folder, memory, cores in (("0::/\n", new, GIB, 1.5), (v1, old, GIB // 2, 2.0), ("", none, 0, 0.0)):
+        assert _memory_limit(memberships, folder) == memory
+        assert _cores_limit(memberships, folder) == cores
+
+
+@pytest.mark.parametrize(("line", "under"), [("0::", ""), ("4:memory:", "memory")])
+def test_the_limit_of_a_job_is_found_where_its_cgroup_is_or_at_a_containers_root(tmp_path, line, under):
+    name = "memory.limit_in_bytes" if under else "memory.max"
+    job = tmp_path / under / "slurm" / "job_7"
+    (job / "step_0").mkdir(parents=True)
+    (job / name).write_text(f"{GIB}\n")
+    (tmp_path / under / name).write_text(f"{8 * GIB}\n")
+    assert _memory_limit(f"{line}/slurm/job_7/step_0\n", tmp_path) == GIB
+    assert _memory_limit(f"{line}/of/the/host\n", tmp_path) == 8 * GIB
+
+
+def test_a_host_that_answers_nothing_is_not_reached():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.socket() as first, socket.socket() as second:
+        for waiting in (first, second):  # no more are let in
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        _, there, what = reach(f"127.0.0.1:{full.getsockname()[1]}", timeout_s=0.2)
+    assert not there
+    assert what == "no answer within 0.2 s: a firewall, or a host that is off"
 
 
 def test_a_host_that_refuses_is_reached_and_a_name_that_is_none_is_not():

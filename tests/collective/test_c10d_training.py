@@ -1,8 +1,6 @@
 """PyTorch's ways to train, over gradtide, against one process that trains alone: the same to 1e-10 in float64."""
 
 import copy
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ from process_groups import process_group
 from torch.nn.parallel import DistributedDataParallel
 
 import gradtide
+from documented import blocks
 from gradtide.collective import Group
 
 STEPS, BATCH = 4, 8
@@ -246,7 +245,7 @@ def test_the_hook_for_ddp_over_another_process_group(ranks, tmp_path):
     ranks.run(hooked, 2, str(tmp_path / "store"))
 
 
-def documented(rank, size, path, snippet):
+def hooked_as_shown(rank, size, path, snippet):
     names = {"gradtide": gradtide, "DistributedDataParallel": DistributedDataParallel, "model": Net()}
     with process_group(rank, size, path, backend="gloo"):
         exec(snippet, names)
@@ -255,7 +254,6 @@ def documented(rank, size, path, snippet):
 
 
 def test_the_page_s_own_lines_hook_ddp(ranks, tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "c10d.md").read_text()
-    (snippet,) = re.findall(r"((?:^    .*\n)*^    .*register_comm_hook.*\n)", page, re.MULTILINE)
+    (snippet,) = (block.text for block in blocks("docs/c10d.md") if "register_comm_hook" in block.text)
     assert "gradtide.Group.beside()" in snippet
-    ranks.run(documented, 2, str(tmp_path / "store"), re.sub(r"^    ", "", snippet, flags=re.MULTILINE))
+    ranks.run(hooked_as_shown, 2, str(tmp_path / "store"), snippet)

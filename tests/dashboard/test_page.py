@@ -9,10 +9,10 @@ import sys
 import time
 
 import pytest
-from store_processes import wait_until_copied
 
 import gradtide
 from gradtide.dashboard.serve import beside
+from store_processes import wait_until_copied
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = [

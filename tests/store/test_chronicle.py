@@ -6,13 +6,13 @@ import signal
 import time
 
 import pytest
-from store_processes import wait_until_copied
 
 import gradtide
 from gradtide.store.coordinator.chronicle import Chronicle
 from gradtide.store.coordinator.membership import Membership
 from gradtide.store.local.status import ask_status
 from gradtide.store.wire.messages import Beat, Join, Leave
+from store_processes import LONG_LEASE_S, wait_until_copied
 
 LEASE_S = 2.0
 
@@ -87,7 +87,7 @@ def test_who_says_goodbye_is_not_a_failure_and_events_are_kept_up_to_a_number():
 
 
 def test_a_killed_server_is_told_and_so_is_its_recovery(forks):
-    with gradtide.local_servers(3, replicas=1, forks=forks) as servers:
+    with gradtide.local_servers(3, replicas=1, lease_s=LONG_LEASE_S, forks=forks) as servers:
         wait_until_copied(servers.address)
         for i in range(3):  # then the chronicle has seen the table, too
             wait_for(servers.address, f"MemberCame.*server-{i}")

@@ -7,11 +7,11 @@ import pytest
 import torch
 from proxy import Weather, behind_proxies
 from safetensors.torch import load_file
-from store_processes import Killer
 
 import gradtide
 from gradtide.store.client.engine import Engine
 from gradtide.timeouts import Timeouts
+from store_processes import LONG_LEASE_S, Killer
 
 COUNT = 700
 WEATHER = Weather(drop_answers=0.2, duplicate=0.1, delay=0.02, cut=0.004)
@@ -155,7 +155,7 @@ def disturb(servers, steps, every):
 
 
 def through_trouble(forks, steps, every, consistency):
-    with gradtide.local_servers(2, replicas=1, forks=forks) as servers:
+    with gradtide.local_servers(2, replicas=1, lease_s=LONG_LEASE_S, forks=forks) as servers:
         Work(servers.address, 3, steps, consistency, disturb(servers, steps, every)).run().check()
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 from compressed_oracle import Case, expected, on_servers
-from store_processes import Killer
 
 import gradtide
+from store_processes import LONG_LEASE_S, Killer
 
 CODECS = ["fp16", "bf16", "int8", "onebit", "topk:0.1"]
 SGD = gradtide.update("sgd", lr=0.1, momentum=0.9)
@@ -49,7 +49,7 @@ def test_bounded_pulls_are_of_exactly_so_many_rounds_ago(forks, compress):
 
 @pytest.mark.parametrize("case", [Case(SGD, "int8", delay=0), Case(SGD, "topk:0.1", delay=2)], ids=["bsp", "bounded"])
 def test_a_server_that_is_killed_between_rounds_changes_no_bit(forks, case):
-    with gradtide.local_servers(2, replicas=1, forks=forks) as servers:
+    with gradtide.local_servers(2, replicas=1, lease_s=LONG_LEASE_S, forks=forks) as servers:
         killer = Killer(servers)
 
         def at(store, step):

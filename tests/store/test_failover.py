@@ -7,12 +7,12 @@ import time
 
 import pytest
 import torch
-from store_processes import Killer, pid_of, wait_until
 
 import gradtide
 from gradtide.chaos.footprint import footprint
 from gradtide.errors import ConfigError, RolledBack
 from gradtide.events import Degraded
+from store_processes import Killer, pid_of, wait_until
 
 KEYS = [f"k{i}" for i in range(8)]
 ONES = [torch.ones(3, dtype=torch.int64)] * len(KEYS)

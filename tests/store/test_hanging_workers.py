@@ -5,11 +5,11 @@ import subprocess
 import time
 
 import torch
-from store_processes import wait_until
 
 import gradtide
 from gradtide.errors import NotMember
 from loaded_python import loaded_python
+from store_processes import wait_until
 
 
 def hold_the_interpreter(seconds):

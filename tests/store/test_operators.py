@@ -10,7 +10,6 @@ import pytest
 import torch
 from operated import Operated
 from proxy import Proxy, Weather
-from store_processes import wait_until
 
 import gradtide
 from gradtide.errors import OutputError, RolledBack, StoreError
@@ -19,6 +18,7 @@ from gradtide.store.coordinator.membership import Membership, Record
 from gradtide.store.local.status import ask_status, complaints
 from gradtide.store.shard.shard_events import PushPart
 from gradtide.store.wire.messages import Join, Part, Push
+from store_processes import wait_until
 
 KEYS = [f"k{i}" for i in range(8)]
 

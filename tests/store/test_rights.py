@@ -7,7 +7,6 @@ import msgspec
 import pytest
 import torch
 from operated import Operated
-from store_processes import wait_until
 
 import gradtide
 from gradtide.errors import Closed, CommunicationError, FrameError, PeerLost, StoreError
@@ -41,6 +40,7 @@ from gradtide.store.wire.rights import check_rights
 from gradtide.transport.authenticate import dial, parse_address
 from gradtide.transport.connection import open_connection
 from gradtide.transport.keys import Credentials
+from store_processes import wait_until
 
 V = Version()
 OF_SERVERS = [

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 import torch
-from store_processes import pid_of, wait_until
 
 import gradtide
 from gradtide.errors import ConfigError
 from gradtide.store.local.scaling import scale
 from loaded_python import loaded_python
+from store_processes import pid_of, wait_until
 
 KEYS = [f"k{i}" for i in range(24)]
 

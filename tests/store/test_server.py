@@ -7,7 +7,6 @@ import time
 
 import pytest
 import torch
-from store_processes import pid_of
 
 import gradtide
 from gradtide.errors import CommunicationError
@@ -36,6 +35,7 @@ from gradtide.transport.connection import Connection, open_connection
 from gradtide.transport.frames import HEADER, PLACE, Kind, cut, shared, whole
 from gradtide.transport.keys import Credentials
 from gradtide.transport.shared_ring import make_ring, open_ring
+from store_processes import pid_of
 
 PARTS = (Part(5, (Piece("w", 0, 0, 4, 16),)),)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_processes import pid_of
 
 import gradtide
 from gradtide.checkpoint.manifest import read_manifest, verify
@@ -28,6 +27,7 @@ from gradtide.store.snapshot.export import collect_values
 from gradtide.store.snapshot.shard_file import read_shards
 from gradtide.transport.authenticate import parse_address
 from gradtide.transport.keys import Credentials
+from store_processes import pid_of
 
 KEYS = [f"k{i}" for i in range(8)]
 

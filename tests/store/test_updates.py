@@ -259,7 +259,7 @@ def test_a_mean_in_async_and_an_optimizer_of_integers_are_refused() -> None:
         arithmetic.create(KeySpec("k", (1,), "float32", update("mean")), torch.zeros(1))
     with pytest.raises(ConfigError, match="needs a float dtype"):
         arithmetic.create(KeySpec("k", (1,), "int32", update("sgd")), torch.zeros(1, dtype=torch.int32))
-    with pytest.raises(ConfigError, match="not registered on this server"):
+    with pytest.raises(ConfigError, match="is not known to this server; start it with --semiring"):
         arithmetic.create(KeySpec("k", (1,), "float32", update("a.b:c")), torch.zeros(1))
 
 

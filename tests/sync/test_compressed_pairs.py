@@ -1,8 +1,6 @@
 """Compression beside what else there is: shares by speed, clipping, servers with replicas that are killed."""
 
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import compressing
 import compressing_pairs
@@ -14,10 +12,7 @@ from torch import nn
 
 import gradtide
 from gradtide.sync import Job, Local, Servers
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "store"))
-
-from store_processes import Killer
+from store_processes import LONG_LEASE_S, Killer
 
 COLLECTIVE, OVER = {}, {"sync": Servers("bsp")}
 
@@ -77,7 +72,7 @@ WAYS = {
     ],
 )
 def test_a_server_with_a_replica_that_is_killed_in_a_training_changes_no_bit(forks, way, compress, kills):
-    with gradtide.local_servers(2, replicas=1, forks=forks) as servers:
+    with gradtide.local_servers(2, replicas=1, lease_s=LONG_LEASE_S, forks=forks) as servers:
         calm, fire = (trained(servers, way, compress, kills, killer) for killer in (None, Killer(servers)))
     assert all(torch.equal(a, b) for a, b in zip(calm[0], fire[0], strict=True))
     assert calm[1].keys() == fire[1].keys()

@@ -17,11 +17,9 @@ import gradtide
 from gradtide.sync import Job
 from gradtide.testing.local_oracle import play_rounds
 from loaded_python import loaded_python
+from store_processes import pid_of, wait_until
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "store"))
-
-from store_processes import pid_of, wait_until  # noqa: E402
 
 
 def run(folder, options, arguments):

@@ -3,9 +3,7 @@
 import copy
 import os
 import signal
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,9 +16,6 @@ from gradtide import Servers
 from gradtide.errors import ConfigError, RolledBack
 from gradtide.sync import Job, Local
 from gradtide.sync.local.pace import Pace, steps_beside
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "store"))
-
 from store_processes import pid_of
 
 LEAST = torch.finfo(torch.float32).min

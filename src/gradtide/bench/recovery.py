@@ -26,7 +26,7 @@ from gradtide.store.client.store import Store, connect
 from gradtide.store.local.servers import LocalServers, local_servers
 from gradtide.store.rules.updates import update
 
-__all__ = ["HUNG_S", "RecoveryResult", "bench_recovery"]
+__all__ = ["RecoveryResult", "bench_recovery"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,10 @@ class RecoveryResult:
     @property
     def median_s(self) -> float:
         return median(self.seconds)
+
+    @property
+    def hung(self) -> int:
+        return sum(seconds >= HUNG_S for seconds in self.seconds)
 
 
 def bench_recovery(kills: int, tell: Callable[[str], None]) -> list[RecoveryResult]:

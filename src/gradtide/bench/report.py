@@ -1,6 +1,9 @@
 """Medians, ratios and a JSON file."""
 
 import json
+import shlex
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,9 +49,27 @@ def check_output(path: Path) -> None:
 def content(
     results: Sequence[Any], before: Mapping[str, Any] | None = None, after: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What a result file holds: on which machine, the results (of any dataclass), and what else belongs to them."""
-    machine = describe_machine().as_dict()
-    return {**(before or {}), "machine": machine, "results": [asdict(row) for row in results], **(after or {})}
+    """What a result file holds: by which command, when and on which machine, the results (of any dataclass), and what
+    else belongs to them."""
+    told = {"command": _command(sys.argv[1:]), "measured": time.strftime("%Y-%m-%d"), **(before or {})}
+    told["machine"] = describe_machine().as_dict()
+    return {**told, "results": [_said(row) for row in results], **(after or {})}
+
+
+def _said(row: Any) -> dict[str, Any]:
+    """Its fields, and what its properties make of them."""
+    derived = [name for name, value in vars(type(row)).items() if isinstance(value, property)]
+    return asdict(row) | {name: getattr(row, name) for name in derived}
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """Without --output: where the file is now it says itself."""
+    kept = [
+        word
+        for before, word in zip(["", *arguments], arguments, strict=False)
+        if "--output" not in (before, word.partition("=")[0])
+    ]
+    return shlex.join(["gradtide", *kept])
 
 
 def write(

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from gradtide.bench.machine import describe_machine
+from gradtide.bench import report
 from gradtide.bench.peers.staleness import GOAL, WEATHERS, StalenessCase
 from gradtide.environment import read_environment
 from gradtide.errors import GradtideError
@@ -75,10 +75,10 @@ def _run(mode: str, weather: str, seed: int, steps: int, data_dir: str) -> list[
 
 def keep(path: Path, result: StalenessResult) -> list[StalenessResult]:
     """Adds a result to the file's, in the place of an older one of the same run; returns all."""
-    older = [StalenessResult(**line) for line in json.loads(path.read_text())["results"]] if path.exists() else []
+    lines = json.loads(path.read_text())["results"] if path.exists() else []
+    older = [StalenessResult(line["mode"], line["weather"], line["seed"], line["curve"]) for line in lines]
     found = [other for other in older if _run_of(other) != _run_of(result)] + [result]
-    content = {"machine": describe_machine().as_dict(), "results": [asdict(one) for one in found]}
-    path.write_text(json.dumps(content) + "\n")
+    report.write(path, found, after={"table": table(found)})
     return found
 
 

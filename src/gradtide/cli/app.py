@@ -10,6 +10,7 @@ from gradtide.cli.bench.app import bench
 from gradtide.cli.doctor.command import doctor
 from gradtide.cli.help import Commands
 from gradtide.cli.plan.command import SUMMARY, plan
+from gradtide.cli.plan.completion import PlanCommand, complete_topology
 from gradtide.cli.plan.split import split
 from gradtide.cli.run import SETTINGS, run
 from gradtide.cli.store_commands import look
@@ -56,12 +57,13 @@ app.command(context_settings=SETTINGS)(run)
 
 @app.command(
     "plan",
+    cls=PlanCommand,
     help=SUMMARY,
     add_help_option=False,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    context_settings={"ignore_unknown_options": True},
 )
-def _plan(context: typer.Context) -> None:
-    plan(context.args)
+def _plan(words: Annotated[list[str] | None, typer.Argument(autocompletion=complete_topology)] = None) -> None:
+    plan(words or [])
 
 
 app.command()(split)

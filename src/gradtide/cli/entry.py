@@ -5,8 +5,11 @@ import sys
 from collections.abc import Callable
 
 from gradtide.errors import GradtideError
+from gradtide.linux import require_linux
 
 __all__ = ["main"]
+
+_EVERYWHERE = ("plan", "topology", "doctor")  # commands that don't need Linux
 
 
 def main() -> None:
@@ -24,6 +27,8 @@ def _run(words: list[str]) -> None:
 
         _until_unread(lambda: plan(words[1:]))
         return
+    if words and words[0] not in _EVERYWHERE and not words[0].startswith("-") and not {"-h", "--help"} & {*words}:
+        require_linux(f"gradtide {words[0]}")
     from gradtide.cli.app import app
 
     app()

@@ -111,9 +111,11 @@ def probe(
 ) -> None:
     """Measure latency and bandwidth between processes of this machine, or between the ranks of a job."""
     from gradtide.errors import ConfigError
+    from gradtide.linux import require_linux
     from gradtide.topology.files import write_topology
     from gradtide.topology.probe.machine import probe_machine
 
+    require_linux("gradtide topology probe")
     if not 0 < seconds <= 600:
         raise ConfigError(f"--seconds must be above 0 and at most 600, not {seconds:g}")
     topology = _probe_job(seconds) if job else probe_machine(processes, budget_s=seconds)

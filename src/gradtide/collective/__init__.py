@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gradtide.collective.executors.execute import execute_in_process
 from gradtide.collective.executors.in_process import check_strategy, sum_over_devices
+from gradtide.linux import require_linux
 
 if TYPE_CHECKING:
     from gradtide.collective.executors.torch_wire import execute_over_torch
@@ -29,4 +30,5 @@ _LAZY = {  # they bring in numba, which the devices of one process don't need
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'gradtide.collective' has no attribute {name!r}")
+    require_linux(f"gradtide.collective.{name}")
     return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,6 +1,8 @@
 """A store as plain data: servers, shards, lag, what is wrong, what has happened. No key of the job is in it."""
 
 import time
+from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from gradtide.observe.describe import describe
@@ -59,18 +61,12 @@ def _servers(status: Status, table: Table) -> list[dict[str, Any]]:
     return rows
 
 
+@lru_cache(maxsize=2)  # asked four times a second, and it hardly ever changes
 def _shards(table: Table) -> dict[str, Any]:
     """Runs of neighbours that are alike: [count, primary, copies, copies in the making]."""
-    nobody: tuple[int, ...] = ()
-    runs: list[list[Any]] = []
-    for shard, owner in enumerate(table.owners):
-        copies = table.backups[shard] if table.backups else nobody
-        joining = table.joining[shard] if table.joining else nobody
-        alike = [owner, list(copies), list(joining)]
-        if runs and runs[-1][1:] == alike:
-            runs[-1][0] += 1
-        else:
-            runs.append([1, *alike])
+    nobody = ((),) * len(table.owners)
+    alike = groupby(zip(table.owners, table.backups or nobody, table.joining or nobody, strict=True))
+    runs = [[len(list(same)), owner, list(copies), list(joining)] for (owner, copies, joining), same in alike]
     return {"count": len(table.owners), "replicas": table.replicas, "runs": runs}
 
 

@@ -12,3 +12,7 @@ whereabouts.py   where in its code a process is, for another that waits for it
 credentials.py   whose process is at the other end of a UNIX socket
 malloc.py        how the C library keeps memory that was freed
 """
+
+from gradtide.linux import require_linux
+
+require_linux("gradtide.processes")  # here, since all that can't do without it imports this room

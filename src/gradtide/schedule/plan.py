@@ -101,7 +101,7 @@ def plan(
     >>> plan("pcie-4gpu", "160MB").best.bandwidth_seconds <= 0.015
     True
     """
-    if size_bytes is not None:  # the old name goes with the next release
+    if size_bytes is not None:  # the old name goes with 0.3.0
         warnings.warn("gradtide.plan(size_bytes=...) is written size=... now", DeprecationWarning, stacklevel=2)
         size = size_bytes
     wanted_bytes = parse_size_bytes(size) if isinstance(size, str) else size

@@ -16,6 +16,8 @@ local/        the processes of a store: started here, looked at, made more or fe
 import importlib
 from typing import TYPE_CHECKING
 
+from gradtide.linux import require_linux
+
 if TYPE_CHECKING:
     from gradtide.store.client.store import Store, connect
     from gradtide.store.local.servers import local_servers
@@ -34,4 +36,5 @@ _LAZY = {  # the pure machines load no torch
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'gradtide.store' has no attribute {name!r}")
+    require_linux(f"gradtide.store.{name}")
     return getattr(importlib.import_module(_LAZY[name]), name)

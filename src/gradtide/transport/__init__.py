@@ -17,3 +17,7 @@ hosts.py         which ranks of a job are on the same host
 lifelines.py     a socket between each two ranks of several hosts: who left, who died, how far everybody is
 registrar_line.py  a worker's line to the registrar of a job on several machines, and its lease
 """
+
+from gradtide.linux import require_linux
+
+require_linux("gradtide.transport")  # here, since all that can't do without it imports this room

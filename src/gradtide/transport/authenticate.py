@@ -294,7 +294,9 @@ def listen(address: Address, credentials: Credentials) -> socket.socket:
     if address.path:
         return _listen_unix(Path(address.path))
     if not credentials.keys:
-        raise ConfigError(f"a server at {address} needs a secret file; make one: gradtide secret PATH")
+        raise ConfigError(
+            f"a server at {address} needs a secret file: give --secret-file PATH (gradtide secret PATH makes one)"
+        )
     try:
         family, _, _, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
         return socket.create_server((str(where[0]), address.port), family=family, backlog=1024)

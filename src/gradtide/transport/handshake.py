@@ -101,7 +101,9 @@ class Challenge:
         return _proof(key, b"dials", covered)
 
     def _advice(self) -> str:
-        return "use a file that its server knows" if self._has_keys else "give the job's secret_file"
+        if self._has_keys:
+            return "use a file that its server knows"
+        return "give the job's secret file: --secret-file PATH, in Python secret_file=PATH"
 
 
 class Handshake:

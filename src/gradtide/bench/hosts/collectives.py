@@ -46,6 +46,8 @@ class HostsFigure:
     seconds: float  # median
     seconds_min: float
     seconds_max: float
+    to_gloo: float  # Gloo's median as a multiple of this one's: how many times as fast
+    to_bare: float | None  # the same of the bare pair's, where there is one: between two hosts
 
 
 class _HostRanks(Contender):
@@ -85,11 +87,25 @@ def bench_between_hosts(
         contenders = _start(stack, wire, mpis)
         for operation in operations:
             for size_bytes in sizes:
-                taken = _measure(contenders, operation, size_bytes, rounds, tell)
-                figures += [
-                    HostsFigure(operation, size_bytes, name, median(s), min(s), max(s)) for name, s in taken.items()
-                ]
+                figures += _figures(operation, size_bytes, _measure(contenders, operation, size_bytes, rounds, tell))
     return figures
+
+
+def _figures(operation: str, size_bytes: int, taken: dict[str, list[float]]) -> list[HostsFigure]:
+    medians = {name: median(seconds) for name, seconds in taken.items()}
+    return [
+        HostsFigure(
+            operation,
+            size_bytes,
+            name,
+            medians[name],
+            min(seconds),
+            max(seconds),
+            medians["Gloo"] / medians[name],
+            medians["bare pair"] / medians[name] if "bare pair" in medians else None,
+        )
+        for name, seconds in taken.items()
+    ]
 
 
 def _measure(

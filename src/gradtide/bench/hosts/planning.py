@@ -5,13 +5,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from gradtide.bench.machine import describe_machine
 from gradtide.errors import GradtideError
 
-__all__ = ["HOSTS", "PlanningCost", "bench_planning", "draw", "keep"]
+__all__ = ["HOSTS", "PlanningCost", "bench_planning", "draw"]
 
 HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1280)
 GPUS = 8
@@ -56,11 +55,6 @@ def _measure(hosts: int, size: str) -> PlanningCost:
         raise GradtideError(f"gradtide plan {name} failed: {told['error'].strip()[-500:]}")
     ratio = min(row["ratio"] for row in json.loads(told["said"])["strategies"])
     return PlanningCost(hosts * GPUS, wall_s, told["took"]["cpu_s"], told["took"]["peak_mb"], ratio)
-
-
-def keep(path: Path, costs: Sequence[PlanningCost]) -> None:
-    content = {"machine": describe_machine().as_dict(), "results": [asdict(cost) for cost in costs]}
-    path.write_text(json.dumps(content) + "\n")
 
 
 def draw(costs: Sequence[PlanningCost], path: Path) -> None:

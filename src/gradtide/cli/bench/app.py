@@ -5,6 +5,7 @@ import typer
 from gradtide.cli.bench.allreduce import allreduce
 from gradtide.cli.bench.balance import balance
 from gradtide.cli.bench.checkpoint import checkpoint
+from gradtide.cli.bench.dashboard import dashboard
 from gradtide.cli.bench.frugal import frugal
 from gradtide.cli.bench.launch import launch
 from gradtide.cli.bench.overlap import overlap
@@ -36,5 +37,6 @@ for command in (
     staleness,
     launch,
     plan,
+    dashboard,
 ):
     bench.command()(command)

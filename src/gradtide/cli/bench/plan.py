@@ -21,7 +21,8 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Time and memory of `gradtide plan superpod:HOSTS` over the size of the cluster."""
-    from gradtide.bench.hosts.planning import HOSTS, bench_planning, draw, keep
+    from gradtide.bench import report
+    from gradtide.bench.hosts.planning import HOSTS, bench_planning, draw
     from gradtide.errors import ConfigError
 
     chosen = [number.strip() for number in hosts.split(",")] if hosts else [str(count) for count in HOSTS]
@@ -32,7 +33,7 @@ def plan(
     path = results_path("plan", output)
     with telling("starting") as tell:
         costs = list(bench_planning([int(number) for number in chosen], size, tell))
-    keep(path, costs)
+    report.write(path, costs, {"settings": {"size": size}})
     picture = plot or path.with_suffix(".png")
     draw(costs, picture)
     if as_json:

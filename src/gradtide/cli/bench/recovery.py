@@ -17,7 +17,7 @@ def recovery(
 ) -> None:
     """From SIGKILL to the next step: a store with a replica against torchrun, and torchft and Ray where installed."""
     from gradtide.bench import report
-    from gradtide.bench.recovery import HUNG_S, bench_recovery
+    from gradtide.bench.recovery import bench_recovery
 
     path = results_path("recovery", output)
     with telling("starting the contenders") as tell:
@@ -25,8 +25,7 @@ def recovery(
     rows = []
     for row in results:
         seconds = [f"{s:.3f}" for s in (row.median_s, min(row.seconds), max(row.seconds))]
-        hung = sum(s >= HUNG_S for s in row.seconds)
-        rows.append((row.name, *seconds, hung, f"{row.median_s / results[0].median_s:.1f}"))
+        rows.append((row.name, *seconds, row.hung, f"{row.median_s / results[0].median_s:.1f}"))
     title = f"seconds from SIGKILL to the next step, {kills} kills each"
     print_table(("", "median s", "min", "max", "hung", "x gradtide"), rows, title)
     report.write(path, results)

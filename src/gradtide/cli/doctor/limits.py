@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,8 @@ __all__ = ["Limits", "busy_line", "read_limits", "what_stands_in_the_way"]
 _GIB = 2**30
 _LEAST_SHARED_BYTES = _GIB
 _LEAST_FILES = 4096
-_OLDEST_KERNEL = (
-    4,
-    14,
-)  # the oldest that distributions with Python 3.11 come with
+_OLDEST_KERNEL = (4, 14)  # the oldest that distributions with Python 3.11 come with
+_CGROUPS = Path("/sys/fs/cgroup")
 _MUCH_MEMORY = 1 << 60  # what a cgroup says that has no limit
 
 
@@ -26,8 +25,8 @@ class Limits:
     kernel: tuple[int, int] = (0, 0)
     linux: bool = True
     shared_memory_bytes: int = 0  # the size of /dev/shm
-    memory_limit_bytes: int = 0  # of the container
-    cores_limit: float = 0.0  # of the container
+    memory_limit_bytes: int = 0  # of the container or job
+    cores_limit: float = 0.0  # of the container or job
     open_files: int = 0
     load: float = 0.0  # of the last minute
 
@@ -35,10 +34,10 @@ class Limits:
 def read_limits() -> Limits:
     return Limits(
         kernel=_kernel(platform.release()),
-        linux=platform.system() == "Linux",
+        linux=sys.platform == "linux",
         shared_memory_bytes=_size_of("/dev/shm"),
-        memory_limit_bytes=_memory_limit(Path("/sys/fs/cgroup")),
-        cores_limit=_cores_limit(Path("/sys/fs/cgroup")),
+        memory_limit_bytes=_memory_limit(_memberships()),
+        cores_limit=_cores_limit(_memberships()),
         open_files=_open_files(),
         load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
     )
@@ -47,7 +46,7 @@ def read_limits() -> Limits:
 def what_stands_in_the_way(limits: Limits, cores: int, memory_bytes: int) -> Iterator[str]:
     """Each with what to do about it."""
     if not limits.linux:
-        yield "gradtide's planner works here; training on workers, the store and the launcher need Linux."
+        yield "gradtide's planner works here (gradtide plan and topology); training, the store and jobs need Linux."
         return
     if (0, 0) < limits.kernel < _OLDEST_KERNEL:
         yield f"Linux {limits.kernel[0]}.{limits.kernel[1]} is older than gradtide is tried on; take 4.14 or newer."
@@ -59,13 +58,13 @@ def what_stands_in_the_way(limits: Limits, cores: int, memory_bytes: int) -> Ite
         )
     if 0 < limits.memory_limit_bytes < memory_bytes:
         yield (
-            f"This container may use {limits.memory_limit_bytes / _GIB:.1f} of {memory_bytes / _GIB:.1f} GiB: what "
-            "goes beyond is killed without a word; give it more (docker run --memory), or take fewer workers."
+            f"This container or job may use {limits.memory_limit_bytes / _GIB:.1f} of {memory_bytes / _GIB:.1f} GiB, "
+            "and is killed beyond that: ask for more (docker run --memory, sbatch --mem), or take fewer workers."
         )
     if 0 < limits.cores_limit < cores:
         yield (
-            f"This container may use {limits.cores_limit:g} of {cores} cores: give it more (docker run --cpus), or "
-            f"take --threads {max(1, int(limits.cores_limit))} and as few workers."
+            f"This container or job may use {limits.cores_limit:g} of {cores} cores: ask for more (docker run --cpus), "
+            f"or take --threads {max(1, int(limits.cores_limit))} and as few workers."
         )
     if 0 < limits.open_files < _LEAST_FILES:
         yield f"A process may open {limits.open_files} files: many workers or servers need more; say ulimit -n 65536."
@@ -101,17 +100,43 @@ def _open_files() -> int:
     return 0
 
 
-def _memory_limit(cgroup: Path) -> int:
-    limits = [_number(cgroup / name) for name in ("memory.max", "memory/memory.limit_in_bytes")]
-    return min((int(limit) for limit in limits if 0 < limit < _MUCH_MEMORY), default=0)
+def _memory_limit(memberships: str, mount: Path = _CGROUPS) -> int:
+    """The least of this process's cgroup and of all around it: a Slurm job's is far below the root."""
+    found = [_number(folder / "memory.max") for folder in _cgroups(memberships, "", mount)]
+    found += [_number(folder / "memory.limit_in_bytes") for folder in _cgroups(memberships, "memory", mount)]
+    return min((int(limit) for limit in found if 0 < limit < _MUCH_MEMORY), default=0)
 
 
-def _cores_limit(cgroup: Path) -> float:
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return float(quota) / float(period)
-    quota_us, period_us = _number(cgroup / "cpu/cpu.cfs_quota_us"), _number(cgroup / "cpu/cpu.cfs_period_us")
-    return quota_us / period_us if quota_us > 0 and period_us > 0 else 0.0
+def _cores_limit(memberships: str, mount: Path = _CGROUPS) -> float:
+    found = []
+    for folder in _cgroups(memberships, "", mount):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (folder / "cpu.max").read_text().split()
+            found.append(float(quota) / float(period))
+    for folder in _cgroups(memberships, "cpu", mount):
+        quota_us, period_us = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        found += [quota_us / period_us] if quota_us > 0 and period_us > 0 else []
+    return min(found, default=0.0)
+
+
+def _cgroups(memberships: str, controller: str, mount: Path) -> list[Path]:
+    """The folders of a controller ("": of version 2) from this process's cgroup up to the root.
+
+    Inside of a container the path may be the host's, which is not there: then the root is the container's.
+    """
+    for line in memberships.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            root = mount / controller
+            inside = Path(path.lstrip("/"))
+            return [root / inside, *(root / parent for parent in inside.parents)]
+    return [mount / controller]
+
+
+def _memberships() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/self/cgroup").read_text()
+    return ""
 
 
 def _number(path: Path) -> float:

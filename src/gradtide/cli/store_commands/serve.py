@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from gradtide.cli.help import Commands
 from gradtide.environment import read_environment
 
 __all__ = ["InsecureNetwork", "SecretFile", "coordinator", "secret", "serve"]
@@ -122,7 +122,7 @@ def coordinator(
     run_role(role, credentials, lambda where: typer.echo(f"coordinator listens at {where}"))
 
 
-class _PathOrCommand(TyperGroup):
+class _PathOrCommand(Commands):
     """`gradtide secret job.secret` is `gradtide secret make job.secret`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

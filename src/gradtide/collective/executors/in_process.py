@@ -46,7 +46,7 @@ def _refuse_bare(tensors: object) -> None:
 
 
 def all_reduce(tensors: Sequence[Tensor], strategy: Strategy = "sharded", each: Each | None = None) -> int:
-    """What sum_over_devices was called before. It goes with the next release."""
+    """What sum_over_devices was called before. It goes with 0.3.0."""
     warnings.warn(
         "all_reduce of a list of tensors is called gradtide.sum_over_devices now, for it adds up over the devices of "
         "one process; between processes it is Group.all_reduce",

@@ -19,9 +19,11 @@ from functools import partial
 from itertools import islice
 
 import msgspec
+import numpy as np
 import torch
 from msgspec.structs import replace
 
+from gradtide.compress.payload import is_finite
 from gradtide.processes.forking import Children
 from gradtide.processes.naming import name_process
 from gradtide.processes.ready import can_read
@@ -192,12 +194,14 @@ def _obituary(name: str, status: int) -> str:
 
 
 def _load_what_servers_use() -> None:
-    """torch.optim imports much more of torch when its first optimizer is made: seconds that every server would pay."""
+    """torch.optim imports much more of torch when its first optimizer is made, numba most of itself with its first
+    kernel: seconds that every server would pay, and be late with its beats on a busy machine."""
     torch.set_num_threads(1)  # a pool of threads would not survive the fork
     arithmetic = TorchArithmetic()
     for name in ("sgd", "adam", "adagrad", "rmsprop"):
         block = arithmetic.create(KeySpec(name, (1,), "float32", update(name, lr=0.1)), torch.zeros(1))
         block.apply(block.combine([Contribution(None, torch.zeros(1))]))
+    is_finite(np.zeros(1, np.float32))
 
 
 def main() -> None:

@@ -6,10 +6,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Self
 
 import msgspec
 
+from gradtide.environment import with_variables
 from gradtide.errors import CommunicationError, ConfigError, PeerTimeout
 from gradtide.processes.ready import can_read
 from gradtide.processes.scratch import ScratchFolder
@@ -28,12 +30,14 @@ _READY_S = 60.0
 class Forks:
     """The fork server, as its parent sees it. One can serve several stores."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, find_modules_as_here: bool = False) -> None:
+        paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} if find_modules_as_here else {}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "gradtide.store.local.forkserver"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
+            env=with_variables(paths),
         )
         self._lock = threading.Lock()
         self._read_line()
@@ -85,6 +89,7 @@ class LocalServers:
         worker_lease_s: float = WORKER_LEASE_S,
         forks: Forks | None = None,
         recovering: Recovering | None = None,
+        semirings: Sequence[str] = (),
         events: str = "",
     ) -> None:
         """`events`: a folder where they write down what happens, for a trace; "": nobody watches."""
@@ -96,11 +101,13 @@ class LocalServers:
             )
         recovering = recovering or Recovering()
         recovering.check()
+        for path in semirings:
+            _check_semiring(path)
         self._scratch = ScratchFolder()
         self.folder = self._scratch.path
         self.address = f"unix:{self.folder}/coordinator"
         self._own, self._closed = forks is None, False
-        self._forks = forks or Forks()
+        self._forks = forks or Forks(find_modules_as_here=bool(semirings))
         journal = f"{self.folder}/journal"
         roles = [
             Role(
@@ -114,7 +121,7 @@ class LocalServers:
             roles.append(
                 Role(
                     role="server", name=f"server-{i}", address=address, coordinator=self.address, expected=servers,
-                    replicas=replicas, events=events,
+                    replicas=replicas, semirings=tuple(semirings), events=events,
                 )
             )  # fmt: skip
         self._forks.ask(Command("start", self.folder, tuple(roles)))
@@ -167,6 +174,7 @@ def local_servers(
     restore: str | os.PathLike[str] | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
     after_loss: Policy = "empty",
+    semirings: Sequence[str] = (),
     events: str | os.PathLike[str] | None = None,
 ) -> LocalServers:
     """Starts a store on this machine: `with gradtide.local_servers(2) as servers: ...`.
@@ -175,7 +183,8 @@ def local_servers(
     With `restore` it begins with a checkpoint, of however many servers. `after_loss` says what becomes of shards when
     more servers die than there are replicas: they begin empty, or with the last of `checkpoints`: they alone
     ("continue"), or all shards together ("rewind"). A worker that hangs is struck off after `worker_lease_s`, and is in
-    again when it goes on. `events` is a folder where all write down what happens, for `gradtide trace`.
+    again when it goes on. `semirings` are reductions of your own, as "package.module:name"; `events` is a folder where
+    all write down what happens, for `gradtide trace`.
     """
     recovering = Recovering(_text(restore), _text(checkpoints), after_loss)
     return LocalServers(
@@ -185,8 +194,18 @@ def local_servers(
         worker_lease_s=worker_lease_s,
         forks=forks,
         recovering=recovering,
+        semirings=semirings,
         events="" if events is None else os.path.abspath(events),
     )
+
+
+def _check_semiring(path: str) -> None:
+    """Here, where a mistake is an error of the caller's; servers load it again."""
+    from gradtide.store.rules.reductions import load_semiring
+
+    if path.startswith("__main__:"):
+        raise ConfigError(f"servers can't import {path!r}, a part of this script; put it into a module of its own")
+    load_semiring(path)
 
 
 def _text(path: str | os.PathLike[str] | None) -> str:

@@ -15,7 +15,7 @@ def parse_consistency(text: str) -> int | None:
     match = re.fullmatch(r"bounded(?::(\d{1,6})|\((\d{1,6})\))", text)
     if match is None:
         raise ConfigError(f"unknown consistency {text!r}; choose async, bsp or bounded:k, as in bounded:4")
-    if match[2] is not None:  # the old spelling goes with the next release
+    if match[2] is not None:  # the old spelling goes with 0.3.0
         new = f"bounded:{match[2]}"
         warnings.warn(f"consistency {text!r} is written {new!r} now", DeprecationWarning, stacklevel=3)
     return int(match[1] or match[2])

@@ -172,7 +172,8 @@ class TorchArithmetic:
         if semiring is None:
             if ":" in rule.name:
                 raise ConfigError(
-                    f"{rule.name!r} is not registered on this server; name it in the server's configuration"
+                    f"{rule.name!r} is not known to this server; start it with --semiring {rule.name}, or with "
+                    f"local_servers(semirings=[{rule.name!r}])"
                 )
             _check(rule)
         if rule.name in _NEED_ROUNDS and spec.delay is None:

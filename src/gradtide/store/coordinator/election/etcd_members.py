@@ -103,5 +103,5 @@ def _load() -> tuple[Any, Any, Any]:
         from etcd3gw import exceptions
         from etcd3gw.client import Etcd3Client
     except ImportError:
-        raise ConfigError("a journal in etcd needs etcd3gw; install gradtide[etcd]") from None
+        raise ConfigError("a journal in etcd needs etcd3gw: pip install 'gradtide[etcd]'") from None
     return Etcd3Client, exceptions, requests
