@@ -39,7 +39,7 @@ def test_of_a_long_run_the_first_and_last_rounds_stay_and_ever_fewer_between(tmp
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 200_000
 
 
-def test_one_that_comes_again_adds_and_what_has_no_number_stays(tmp_path):
+def test_one_that_comes_again_adds_to_what_is_there(tmp_path):
     for life in range(2):
         times = itertools.count(1000 * life)
         log = BoundedLog(bounded_path(tmp_path, "server-0"), lambda times=times: float(next(times)), 10)
@@ -53,3 +53,15 @@ def test_one_that_comes_again_adds_and_what_has_no_number_stays(tmp_path):
     assert [timed.at_s for timed in events] == sorted(timed.at_s for timed in events)
     assert sum(timed.at_s >= 1000 for timed in events) == 19
     assert sum(isinstance(timed.event, ClockAligned) for timed in events) == 2
+
+
+def test_what_has_no_number_does_not_make_files_grow_either(tmp_path):
+    times = itertools.count()
+    log = BoundedLog(bounded_path(tmp_path, "server-0"), lambda: float(next(times)), 100)
+    for _ in range(5_000):
+        log.observe(ClockAligned("a", "b", 0.5, 0.1))
+    log.close()
+    found = [timed.at_s for timed in read_bounded(bounded_path(tmp_path, "server-0"))]
+    assert found[:100] == list(range(100))
+    assert found[-1] == 4_999
+    assert len(found) <= 300

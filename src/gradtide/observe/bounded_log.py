@@ -34,7 +34,8 @@ class BoundedLog:
         self._kept, self._latest, self._stride = 0, 0, 1
 
     def observe(self, event: Event) -> None:
-        if self._stride == 1 or _number(event) % self._stride == 0:
+        number = _number(event)
+        if self._stride == 1 or (number and number % self._stride == 0):
             self._first.observe(event)
             self._kept += 1
         if self._last is not None:
@@ -65,7 +66,7 @@ class BoundedLog:
 
 
 def _number(event: Event) -> int:
-    """By which events are left out: of one push or round all or none. What has no number is rare, and stays."""
+    """By which events are left out: of one push or round all or none. What has none (0) is among the first and last."""
     return int(getattr(event, "round", 0) or getattr(event, "sequence", 0))
 
 
