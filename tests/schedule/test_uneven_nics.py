@@ -81,6 +81,17 @@ def test_the_root_hears_from_slower_machines_last() -> None:
     assert all(sources[-1] == "host0" and sources.count("host0") == 1 for sources in roots)
 
 
+def test_where_rails_meet_inside_machines_alone_a_neighbour_hands_the_leafs_part_to_the_root() -> None:
+    request = request_for(cluster("rail:4x2x2@100", missing="host3.nic0"), SIZE // 100)
+    machines = exits_of(request)
+    trees = leaf_trees(request, machines)
+    assert {tree.trunk[0].place for tree in trees} == {0, 1}, "the dead NIC's rail is used by the others"
+    relayed = [tree for tree in trees if tree.leaves[0][1] is not tree.trunk[0]]
+    assert {tree.trunk[0].place for tree in relayed} == {0}
+    assert all(leaf.place == to.place == 1 for tree in relayed for leaf, to in tree.leaves)
+    verify(_sliced(request, machines, trees, slices=2))
+
+
 def test_the_last_slices_are_smaller() -> None:
     request = request_for("mixed:1+1", SIZE // 5)
     weights = STRATEGIES["balanced-rails"](request).weights

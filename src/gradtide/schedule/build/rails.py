@@ -38,7 +38,7 @@ class RailTree:
 
     part: float
     trunk: tuple[Exit, ...]  # the root first
-    leaves: tuple[tuple[Exit, Exit], ...]  # (leaf, whom it sends to)
+    leaves: tuple[tuple[Exit, Exit], ...]  # (leaf, whom it sends to: the root, or a neighbour in its machine)
 
 
 def leaf_trees(request: Request, machines: list[MachineExits]) -> list[RailTree]:
@@ -61,10 +61,13 @@ def leaf_trees(request: Request, machines: list[MachineExits]) -> list[RailTree]
             if heads[root].place != place:
                 continue  # the others' trees of this rail have roots enough
             trunk = tuple(heads[at] for at in [*fast[turn:], *fast[:turn]])
-            leaves = [(_leaf_exit(request, ways[at], trunk[0], carried, max(busy, own[at])), trunk[0]) for at in slow]
-            if all(leaf for leaf, _ in leaves) and _connected(request, trunk, ()):
-                trees.append(RailTree(0.0, trunk, tuple((leaf, to) for leaf, to in leaves if leaf)))
-                for leaf, _ in trees[-1].leaves:
+            if not _connected(request, trunk, ()):
+                continue
+            found = [_leaf_way(request, ways[at], (trunk[0], *ways[root]), carried, max(busy, own[at])) for at in slow]
+            leaves = tuple(way for way in found if way)
+            if len(leaves) == len(slow):
+                trees.append(RailTree(0.0, trunk, leaves))
+                for leaf, _ in leaves:
                     carried[leaf.number] += 1
     return _whole(_weighted(trees, machines)) if trees else []
 
@@ -78,17 +81,27 @@ def _alike_if_enough(request: Request, ways: list[Exit], root_ways: list[Exit], 
     return alike if all(_connected(request, (), ((alike[0], to),)) for to in root_ways) else ways
 
 
-def _leaf_exit(request: Request, ways: list[Exit], root: Exit, carried: dict[int, int], most: float) -> Exit | None:
-    """The NIC by which a leaf sends to this root: that of the rail, unless it would be busy for longer than others."""
-    open_ways = [way for way in ways if _connected(request, (), ((way, root),))]
+def _leaf_way(
+    request: Request, ways: list[Exit], root_ways: tuple[Exit, ...], carried: dict[int, int], most: float
+) -> tuple[Exit, Exit] | None:
+    """The NIC of a leaf and the NIC of the root's machine that it sends to.
 
-    def busy(way: Exit) -> float:
-        return (carried[way.number] + 1) / way.bytes_per_s
+    Those of the root's rail, unless the leaf's would be busy for longer than others; else another NIC of the leaf, to
+    the root itself (the first of its machine's) where rails are joined, to a neighbour of it where they aren't.
+    """
 
-    own = next((way for way in open_ways if way.place == root.place), None)
-    if own is not None and busy(own) <= (2 - SAME) * most:
-        return own
-    return min(open_ways, key=busy, default=None)
+    def busy(way: tuple[Exit, Exit]) -> float:
+        return (carried[way[0].number] + 1) / way[0].bytes_per_s
+
+    for to in (root_ways[:1], root_ways[1:]):
+        pairs = [(way, end) for end in to for way in ways if _connected(request, (), ((way, end),))]
+        own = next((pair for pair in pairs if pair[0].place == pair[1].place == root_ways[0].place), None)
+        if own is not None and busy(own) <= (2 - SAME) * most:
+            return own
+        others = [pair for pair in pairs if pair[0].place != root_ways[0].place]
+        if others:
+            return min(others, key=busy)
+    return None
 
 
 def least_trees(request: Request, machines: list[MachineExits]) -> list[RailTree]:

@@ -21,7 +21,7 @@ MOST_OPS = 100_000  # a second to write and prove, one more to simulate if all a
 MOST_MOMENTS = 24_000  # at which something ends or starts to move: two seconds to share links out anew at each
 FEW_OPS = 8_000  # to find out which trees are sooner
 MOST_SLICES = 128
-WORTH_A_TRY = 1.02  # times what the best takes: to promise more than that is not to be sooner
+IN_STEP = 0.25  # moments an op, at most
 FAR = 1.1  # times the first promise: the other trees needn't be tried
 TAPER = (3, 3, 2, 2, 1, 1)  # the last slices, in quarters: the pipeline drains sooner
 LEAST_CHUNK_BYTES = 65_536  # of slices; finer ones are all latency
@@ -38,9 +38,14 @@ class _TreeEdge(NamedTuple):
 
 
 class _Promise(NamedTuple):
+    """What a few slices of these trees took, and about what as many as are worth their time would."""
+
     seconds: float
     slices: int
     trees: list[RailTree]
+    few: int
+    few_seconds: float
+    in_step: bool  # much ends at the same moments: then finer slices are sooner done, and quickly simulated
 
 
 class _Move(NamedTuple):
@@ -69,17 +74,18 @@ def balanced_rails(request: Request) -> Schedule:
 def _soonest(
     request: Request, machines: list[MachineExits], promises: list[_Promise], resources: Resources
 ) -> Schedule:
-    """What promises the least; where another one promises hardly more, both are simulated in full."""
-    first, *others = promises
-    schedule = _sliced(request, machines, first.trees, first.slices)
-    if not others or others[0].seconds > FAR * first.seconds:
-        return schedule
-    size_bytes, topology = request.size_bytes, request.topology
-    taken = simulate(schedule, topology, size_bytes, resources=resources).seconds
-    if others[0].seconds > WORTH_A_TRY * taken:
-        return schedule
-    other = _sliced(request, machines, others[0].trees, others[0].slices)
-    return other if simulate(other, topology, size_bytes, resources=resources).seconds < taken else schedule
+    """What promises the least; where another one promises hardly more, or chunks get out of step, in full."""
+    near = [promise for promise in promises if promise.seconds <= FAR * promises[0].seconds]
+    if len(near) == 1 and near[0].in_step:
+        return _sliced(request, machines, near[0].trees, near[0].slices)
+    found = min(promises, key=lambda promise: promise.few_seconds)
+    best, seconds = _sliced(request, machines, found.trees, found.few), found.few_seconds
+    for promise in near:
+        if promise.seconds < seconds and promise.slices > promise.few:
+            finer = _sliced(request, machines, promise.trees, promise.slices)
+            taken = simulate(finer, request.topology, request.size_bytes, resources=resources).seconds
+            best, seconds = (finer, taken) if taken < seconds else (best, seconds)
+    return best
 
 
 def _tried(request: Request, machines: list[MachineExits], trees: list[RailTree], resources: Resources) -> _Promise:
@@ -95,7 +101,8 @@ def _tried(request: Request, machines: list[MachineExits], trees: list[RailTree]
     moments = len({float(f"{moment:.9g}") for moment in (*run.moving_s.tolist(), *run.end_s.tolist())})
     many = max(few, min(many, few * MOST_MOMENTS // moments))
     shrinks = few / many if _equal(trees) else sqrt(few / many)  # unequal chunks get out of step
-    return _Promise(run.busiest_seconds + shrinks * (run.seconds - run.busiest_seconds), many, trees)
+    promised = run.busiest_seconds + shrinks * (run.seconds - run.busiest_seconds)
+    return _Promise(promised, many, trees, few, run.seconds, moments < IN_STEP * len(run.end_s))
 
 
 def _sliced(request: Request, machines: list[MachineExits], trees: list[RailTree], slices: int) -> Schedule:
@@ -131,17 +138,34 @@ def _differ(machines: list[MachineExits]) -> bool:
 
 
 def _moves(machines: list[MachineExits], tree: RailTree, turn: int) -> list[_Move]:
-    """What is sent for a chunk of this tree: to the heads, between heads to the root, and all the way back."""
-    rank = {way.number: way.ranks[turn % len(way.ranks)] for way in (*tree.trunk, *(leaf for leaf, _ in tree.leaves))}
-    rounds = [[(rank[a.number], rank[b.number]) for a, b in level] for level in (*halved(tree.trunk), tree.leaves)]
-    place = needed(rounds, rank[tree.trunk[0].number])
+    """What is sent for a chunk of this tree: to the heads, between heads to the root, and all the way back.
+
+    Where no route leads from a leaf to the root, the root's neighbour takes what comes in place of its own part, which
+    the root has already, and hands it on.
+    """
+    rank = {way.number: way.ranks[turn % len(way.ranks)] for way in (*tree.trunk, *chain.from_iterable(tree.leaves))}
+    root = rank[tree.trunk[0].number]
+    rounds = [[(rank[a.number], rank[b.number]) for a, b in level] for level in halved(tree.trunk)]
+    leaves = [(rank[a.number], rank[b.number]) for a, b in tree.leaves]
+    between = {leaf: to for leaf, to in leaves if to != root}
+    rounds.append([(leaf, root) for leaf, _ in leaves])
+    place = needed(rounds, root)
     inside = [_inside(machine, place) for machine in machines]
     gather = [list(chain.from_iterable(level)) for level in zip_longest(*inside, fillvalue=[])]
-    between = [[_TreeEdge(a, b, (place[a],), 0) for a, b in level] for level in rounds if level]
-    levels = [*gather, *between]
-    up = [_Move(at, pair.turn, pair.child, pair.parent, 0) for at, level in enumerate(levels) for pair in level]
-    back = [(at, pair) for at, level in enumerate(reversed(levels), len(levels)) for pair in level]
-    return up + [_Move(at, _later(pair.turn), pair.parent, pair.child, 1 + pair.lane) for at, pair in back]
+    levels = [*gather, *[[_TreeEdge(a, b, (place[a],), 0) for a, b in level] for level in rounds if level]]
+    last = len(levels)
+    moves = []
+    for at, pair in ((at, pair) for at, level in enumerate(levels) for pair in level):
+        back = 2 * last + 1 - at, _later(pair.turn)
+        to = between.get(pair.child) if pair.parent == root else None
+        if to is not None:
+            moves += [_Move(at, pair.turn, pair.child, to, 1), _Move(last, pair.turn, to, root, 0)]
+            moves += [_Move(last + 1, back[1], root, to, 1), _Move(*back, to, pair.child, 1)]
+            continue
+        moves.append(_Move(at, pair.turn, pair.child, pair.parent, 0))
+        if pair.child not in between.values():  # it has the sum already
+            moves.append(_Move(*back, pair.parent, pair.child, 1 + pair.lane))
+    return moves
 
 
 def _later(turn: tuple[int, ...]) -> tuple[int, ...]:
