@@ -10,7 +10,7 @@ from gradtide.schedule.plan import plan
 @pytest.mark.xfail(strict=True, reason="some are above; docs/planner.md says how many and why")
 def test_plans_of_uneven_clusters_are_within_a_tenth_of_the_bound():
     found = {}
-    for seed in range(24):
+    for seed in range(100, 118):
         name, topology = uneven_cluster(seed)
         found[name] = plan(topology, 10**9).best.ratio
         assert found[name] >= 1 - 1e-9, name
