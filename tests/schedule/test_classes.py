@@ -10,7 +10,7 @@ from gradtide.schedule.bound import bound
 from gradtide.schedule.classes.compose import COMPOSED, compose
 from gradtide.schedule.classes.folded import simulate_folded
 from gradtide.schedule.classes.generated import GeneratedSchedule
-from gradtide.schedule.classes.grids import grid_of
+from gradtide.schedule.classes.grids import _nearly, grid_of
 from gradtide.schedule.classes.proof import prove
 from gradtide.schedule.classes.seed import Course, Leg, circle, seed_of
 from gradtide.schedule.classes.turns import Turns
@@ -205,6 +205,19 @@ def test_a_plan_of_a_thousand_devices_is_whole():
     assert found.best.op_count > 1_000_000
     assert "above the lower bound" in found.explain()
     assert plan("superpod:128", "4KB").best.name == "hierarchical-tree"
+
+
+def test_groups_that_stand_in_for_a_few_racks_are_large_and_for_many_small():
+    assert _nearly(256, 8, 8 * 1250, few=False) == 8 * 25
+    assert _nearly(256, 8, 8 * 1250, few=True) == 8 * 5
+    assert _nearly(256, 8, 8 * 1226, few=True) == 8 * 2, "613 is a prime number"
+
+
+@pytest.mark.slow
+def test_many_racks_that_are_not_full_are_planned_within_twice_the_bound():
+    request = request_for("superpod:1250", 1000 * MB)
+    assert grid_of(request).turns.sides == (250, 5, 8)
+    assert compose(request, "hierarchical-halving").run.seconds < 1.7 * bound(request).seconds
 
 
 @pytest.mark.parametrize(("name", "sides"), [("superpod:33", (33, 8)), ("superpod:100", (4, 25, 8))])

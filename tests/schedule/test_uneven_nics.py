@@ -3,10 +3,11 @@
 import pytest
 
 from gradtide.schedule.build.exits import exits_of
-from gradtide.schedule.build.rails import halved, needed, rail_trees
+from gradtide.schedule.build.rails import halved, leaf_trees, least_trees, needed
 from gradtide.schedule.cuts.crossing import cut_seconds_per_byte
 from gradtide.schedule.plan import plan, request_for
 from gradtide.schedule.request import STRATEGIES, NotApplicable
+from gradtide.schedule.strategies.balanced_rails import _sliced
 from gradtide.schedule.verify import verify
 from gradtide.topology.files import topology_named
 from gradtide.topology.model import Topology
@@ -29,7 +30,7 @@ def test_with_a_dead_nic_strategies_without_a_route_are_left_out_and_the_rest_is
 
 
 def test_a_dead_nics_device_sends_to_its_neighbours_alone() -> None:
-    request = request_for(cluster("superpod:3", missing="host2.nic0"), SIZE)
+    request = request_for(cluster("superpod:3", missing="host2.nic0"), SIZE // 100)
     schedule = STRATEGIES["balanced-rails"](request)
     verify(schedule)
     dead = request.devices.index("host2.gpu0")
@@ -43,14 +44,15 @@ def test_a_dead_nics_device_sends_to_its_neighbours_alone() -> None:
 )
 def test_parts_make_a_whole_and_the_schedule_is_proven(name: str, degrade: str) -> None:
     request = request_for(cluster(name, degrade=degrade), SIZE)
-    assert sum(tree.part for tree in rail_trees(request, exits_of(request))) == pytest.approx(1.0)
+    for trees in (leaf_trees(request, exits_of(request)), least_trees(request, exits_of(request))):
+        assert sum(tree.part for tree in trees) == pytest.approx(1.0)
     verify(STRATEGIES["balanced-rails"](request))
 
 
 def test_the_slow_nic_carries_less() -> None:
     request = request_for(cluster("rail:4x2x2@100", degrade="host1.nic1=0.5"), SIZE)
     parts = {0: 0.0, 1: 0.0}
-    for tree in rail_trees(request, exits_of(request)):
+    for tree in least_trees(request, exits_of(request)):
         parts[tree.trunk[0].place] += tree.part
     assert parts[1] < 0.8 * parts[0]
 
@@ -66,15 +68,46 @@ def test_children_are_gathered_just_before_their_parent_and_the_deepest_first() 
     assert sorted(places, key=found.__getitem__) == [7, 3, 5, 1, 6, 2, 4, 0]
 
 
+def test_the_root_hears_from_slower_machines_last() -> None:
+    request = request_for("mixed:1+3", SIZE // 100)
+    machines = exits_of(request)
+    schedule = _sliced(request, machines, leaf_trees(request, machines), slices=2)
+    into: dict[tuple[int, int], list[str]] = {}
+    for op in schedule.ops:
+        if op.kind == "reduce":
+            into.setdefault((op.dst, op.chunk), []).append(request.devices[op.src].partition(".")[0])
+    roots = [sources for (rank, _), sources in into.items() if "host0" in sources and rank >= 8]
+    assert len(roots) == len(schedule.weights)
+    assert all(sources[-1] == "host0" and sources.count("host0") == 1 for sources in roots)
+
+
+def test_where_rails_meet_inside_machines_alone_a_neighbour_hands_the_leafs_part_to_the_root() -> None:
+    request = request_for(cluster("rail:4x2x2@100", missing="host3.nic0"), SIZE // 100)
+    machines = exits_of(request)
+    trees = leaf_trees(request, machines)
+    assert {tree.trunk[0].place for tree in trees} == {0, 1}, "the dead NIC's rail is used by the others"
+    relayed = [tree for tree in trees if tree.leaves[0][1] is not tree.trunk[0]]
+    assert {tree.trunk[0].place for tree in relayed} == {0}
+    assert all(leaf.place == to.place == 1 for tree in relayed for leaf, to in tree.leaves)
+    verify(_sliced(request, machines, trees, slices=2))
+
+
+def test_the_last_slices_are_smaller() -> None:
+    request = request_for("mixed:1+1", SIZE // 5)
+    weights = STRATEGIES["balanced-rails"](request).weights
+    assert weights[0] >= 3.9 * weights[-1]
+    assert sorted(set(weights), reverse=True) == list(dict.fromkeys(weights)), "never larger again"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "most"), [("mixed:2+2", 1.1), ("mixed:2+6", 1.35), ("mixed:4+4", 1.45)])
+@pytest.mark.parametrize(("name", "most"), [("mixed:2+2", 1.1), ("mixed:2+6", 1.1), ("mixed:4+4", 1.2)])
 def test_two_generations_are_planned_near_the_bound(name: str, most: float) -> None:
     assert plan(cluster(name), 10**9).best.ratio < most
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("missing", "degrade"), [("host3.nic0", ""), ("", "host3.nic0=0.1")])
-def test_64_devices_with_one_bad_nic_are_planned_within_half_of_the_bound(missing: str, degrade: str) -> None:
+@pytest.mark.parametrize(("missing", "degrade"), [("host3.nic0", ""), ("", "host3.nic0=0.1"), ("", "host3.nic0=0.5")])
+def test_64_devices_with_one_bad_nic_are_planned_near_the_bound(missing: str, degrade: str) -> None:
     found = plan(cluster("superpod:8", missing, degrade), 10**9)
     assert found.best.name == "balanced-rails"
-    assert found.best.ratio < 1.5
+    assert found.best.ratio < 1.15
