@@ -122,7 +122,7 @@ PAGES = {
         before=CHECKPOINT.format("runs/mine/checkpoints"),
         instead={"ADDRESS": "{store}"},
     ),
-    "examples/README.md": Page(instead={"examples/digits.py": "{root}/examples/digits.py --epochs 1"}),
+    "examples/README.md": Page(instead={"examples/digits.py": "'{root}/examples/digits.py' --epochs 1"}),
     "docs/c10d.md": Page(
         (
             Run(
@@ -206,6 +206,7 @@ PAGES = {
             Run((2,), SPLIT_BEFORE, workers=4, slow=True),
         ),
     ),
+    "docs/trace.md": Page(files={"train.py": SCRIPT}),
     "docs/store.md": Page(
         (Run((0,)), Run((3,), "import gradtide")),
         instead={"tcp:10.0.0.1:7000": "tcp:127.0.0.1:{ports[0]}", "tcp:10.0.0.2:7001": "tcp:127.0.0.1:{ports[1]}"},

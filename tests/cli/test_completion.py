@@ -27,7 +27,8 @@ done
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
 def test_bash_completes_commands_and_options(tmp_path):
     command = tmp_path / "gradtide"
-    command.write_text(f"#!{sys.executable}\nfrom gradtide.cli import main\nmain()\n")
+    main = "import sys; from gradtide.cli import main; sys.argv[0] = 'gradtide'; main()"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{main}" "$@"\n')
     command.chmod(0o755)
     paths = {"HOME": str(tmp_path), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     environment = os.environ | paths

@@ -16,7 +16,7 @@ def test_a_job_started_by_torchrun_measures_its_own_links(tmp_path):
     topology = read_topology(tmp_path / "job.toml")
     assert [node.name for node in topology.nodes] == ["rank0", "rank1", "rank2"]
     assert len(topology.links) == 6
-    assert all(link.bytes_per_s > 1e8 for link in topology.links)
+    assert all(link.bytes_per_s > 1e6 for link in topology.links)
     assert done.stdout.count("written to job.toml") == 1  # the first rank speaks for all
 
 
