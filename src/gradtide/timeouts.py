@@ -10,9 +10,9 @@ __all__ = ["Timeouts", "default_timeouts"]
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long to wait for a process that lives: it may validate, save, or read its data.
+    """How long to wait for a living process: it may validate, save, or read its data.
 
-    One that died is noticed by its socket at once, a host or wire that died within seconds, whatever is said here.
+    A process that died is noticed by its socket at once, a host or wire that died within seconds, whatever is set here.
     """
 
     step_s: float = 1800.0  # for whatever a step needs of others, and for others to begin

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(
-    cls=Commands, help="Look at checkpoints; turn one into what others read, and back.", no_args_is_help=True
+    cls=Commands,
+    help="Look at checkpoints; export them to formats that others read, and import them.",
+    no_args_is_help=True,
 )
 
 Where = Annotated[str, typer.Argument(help="A checkpoint's folder, or one with several; any address that fsspec knows")]
@@ -52,7 +54,7 @@ def ls(path: Where, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(path: Where) -> None:
-    """Read the newest to its last byte and compare every checksum; names the file in which something differs."""
+    """Read the newest checkpoint to its last byte and compare every checksum; names a file that differs."""
     from gradtide.checkpoint.manifest import verify as read_all
     from gradtide.checkpoint.shelf import find_checkpoint
 
@@ -69,9 +71,11 @@ def export(
     ],
     format_: Annotated[
         str | None,
-        typer.Option("--format", help="Of a folder: hf (sharded safetensors) or dcp (torch.distributed.checkpoint)"),
+        typer.Option(
+            "--format", help="Format of a folder: hf (sharded safetensors) or dcp (torch.distributed.checkpoint)"
+        ),
     ] = None,
-    shard_bytes: Annotated[int, typer.Option(help="Of each file of --format hf, at most")] = 5_000_000_000,
+    shard_bytes: Annotated[int, typer.Option(help="Largest size of a file of --format hf")] = 5_000_000_000,
 ) -> None:
     """Write the newest checkpoint's values as others read them: every key, or the model of a training run. Of a run's
     folder (runs/NAME), the final model, or what its newest checkpoint has if it has not ended."""
@@ -114,7 +118,7 @@ def import_(
     file: Annotated[Path, typer.Argument(help="A safetensors file, or a folder of them")],
     path: Annotated[str, typer.Argument(help="Where the checkpoint goes, in a new folder")],
     update: Annotated[str, typer.Option(help="The update rule of every key: assign, add, sgd, adam, ...")] = "assign",
-    argument: Annotated[list[str] | None, typer.Option(help="Of the rule, as in --argument lr=0.1")] = None,
+    argument: Annotated[list[str] | None, typer.Option(help="An argument of the rule, as in --argument lr=0.1")] = None,
     consistency: Annotated[str, typer.Option(help="async, bsp or bounded:2")] = "async",
 ) -> None:
     """Make a checkpoint, for `gradtide restore`, of a plain file of tensors or of a folder in Hugging Face's format."""

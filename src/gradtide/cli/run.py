@@ -28,22 +28,22 @@ def run(
     servers: Annotated[int, typer.Option(help="Processes that hold parameters, for a job over a store")] = 0,
     replicas: Annotated[int, typer.Option(help="Copies of every parameter on other servers; needs more servers")] = 0,
     min_workers: Annotated[
-        int | None, typer.Option(help="Go on while so many workers live  [default: all]", show_default=False)
+        int | None, typer.Option(help="Go on while N workers are alive  [default: all]", show_default=False)
     ] = None,
     max_workers: Annotated[
-        int | None, typer.Option(help="Let gradtide scale add workers up to so many", show_default=False)
+        int | None, typer.Option(help="Let gradtide scale add workers, up to N", show_default=False)
     ] = None,
-    max_restarts: Annotated[int, typer.Option(help="Start dead workers again, so often in all")] = 0,
+    max_restarts: Annotated[int, typer.Option(help="Start dead workers again, at most N times in all")] = 0,
     threads: Annotated[
         int | None,
-        typer.Option(help="Of each worker  [default: OMP_NUM_THREADS, or an even share]", show_default=False),
+        typer.Option(help="Threads of each worker  [default: OMP_NUM_THREADS, or an even share]", show_default=False),
     ] = None,
     grace_s: Annotated[float, typer.Option("--grace", help="Seconds between a signal and SIGKILL")] = 1.5,
     step_timeout_s: Annotated[
         float | None,
         typer.Option(
             "--step-timeout",
-            help="Seconds a step waits for a worker that lives  [default: 1800]",
+            help="Seconds that a step waits for a living worker  [default: 1800]",
             show_default=False,
         ),
     ] = None,
@@ -55,19 +55,21 @@ def run(
     ] = None,
     preload: Annotated[bool, typer.Option(help="Load torch once, for all workers, before they start")] = True,
     is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as with python -m")] = False,
-    engine: Annotated[str, typer.Option(help="Where: local (this machine), or ray (a running Ray cluster)")] = "local",
+    engine: Annotated[str, typer.Option(help="local (this machine), or ray (a running Ray cluster)")] = "local",
     address: Annotated[
-        str, typer.Option(help="Ray's, HOST:PORT  [default: RAY_ADDRESS, or the one here]", show_default=False)
+        str,
+        typer.Option(help="Ray's address, HOST:PORT  [default: RAY_ADDRESS, or the cluster here]", show_default=False),
     ] = "",
     workers_per_node: Annotated[
-        int | None, typer.Option(help="With --engine ray  [default: as many as one takes]", show_default=False)
+        int | None,
+        typer.Option(help="With --engine ray: workers on a node  [default: as many as fit]", show_default=False),
     ] = None,
     gpus_per_worker: Annotated[int, typer.Option(help="With --engine ray: GPUs that Ray gives each worker")] = 0,
     checkpoints: Annotated[
-        str, typer.Option(help="With --engine ray: a folder that all nodes see, for what servers write")
+        str, typer.Option(help="With --engine ray: servers' checkpoints, in a folder that all nodes see")
     ] = "",
     resume: Annotated[
-        bool, typer.Option("--resume", help="With --engine ray: servers begin with the newest in --checkpoints")
+        bool, typer.Option("--resume", help="With --engine ray: servers begin with the newest checkpoint")
     ] = False,
 ) -> None:
     """Run a script on several workers, here or on a Ray cluster: gradtide run --workers 4 script.py --lr 0.1"""

@@ -20,8 +20,8 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Nvlink = Annotated[str, typer.Option(help="One NVLink's bandwidth a direction, for nvidia-smi text.")]
-Pcie = Annotated[str, typer.Option(help="A PCIe port's bandwidth a direction, for nvidia-smi text.")]
+Nvlink = Annotated[str, typer.Option(help="Bandwidth of one NVLink in each direction, for nvidia-smi text.")]
+Pcie = Annotated[str, typer.Option(help="Bandwidth of a PCIe port in each direction, for nvidia-smi text.")]
 
 
 HostKind = Annotated[str | None, typer.Option(help="What the hosts of Slurm's topology.conf are: dgx-h100, …")]
@@ -30,7 +30,7 @@ MOST_SHOWN = 64  # devices: beyond that a table by kinds says more than a row fo
 
 @app.command("list")
 def list_presets(as_json: Json = False) -> None:
-    """The topologies known by name."""
+    """List the topologies known by name."""
     from gradtide.topology.presets import PRESETS, preset
 
     rows = []
@@ -55,9 +55,9 @@ def show(
     nvlink: Nvlink = "25 GB/s",
     pcie: Pcie = "16 GB/s",
     host_kind: HostKind = None,
-    every: Annotated[bool, typer.Option("--all", help="Every node and link, however many there are.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show every node and link, however many there are.")] = False,
 ) -> None:
-    """The nodes and links of a topology; those of a large cluster by kinds, with counts."""
+    """Show the nodes and links of a topology; of a large cluster by kinds, with counts."""
     from gradtide.errors import ConfigError
     from gradtide.topology.files import topology_named
 
@@ -86,7 +86,7 @@ def check(
     as_json: Json = False,
     host_kind: HostKind = None,
 ) -> None:
-    """Whether a file describes a topology; the first mistake is named with its line and field."""
+    """Check whether a file describes a topology; names the first mistake with its line and field."""
     from gradtide.topology.files import read_topology
 
     topology = read_topology(file, host_kind=host_kind)
@@ -105,7 +105,7 @@ def probe(
     seconds: Annotated[float, typer.Option(help="How long the transfers may take together.")] = 4.0,
     job: Annotated[
         bool,
-        typer.Option("--job", help="Between the ranks of the job that a launcher started: torchrun -m gradtide ..."),
+        typer.Option("--job", help="Measure between the ranks of a launcher's job: torchrun -m gradtide ..."),
     ] = False,
     as_json: Json = False,
 ) -> None:

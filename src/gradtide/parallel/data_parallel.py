@@ -126,42 +126,43 @@ class DataParallel(nn.Module):
         self._synchroniser.watch(loss)
 
     def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Updates every worker's parameters alike, and clears the gradients: `optimizer.step()` and `zero_grad()`, of
-        all optimizers or of one."""
+        """Updates every worker's parameters in the same way, and clears the gradients: `optimizer.step()` and
+        `zero_grad()`, of all optimizers or of one."""
         self._synchroniser.step(None if optimizer is None else as_optimizers(optimizer))
 
     def synchronise(self) -> None:
-        """Afterwards every .grad is the one of all workers. A backward outside of no_sync does it anyway."""
+        """Makes every .grad that of all workers. A backward outside of no_sync does so anyway."""
         self._synchroniser.synchronise()
 
     def weigh(self, terms: float) -> None:
-        """Before a backward: this worker's loss is a mean over so many terms (tokens, say), which differ from worker to
-        worker. All workers say it, for each backward."""
+        """Says, before a backward, over how many terms (tokens, say) this worker's loss is a mean, when the number
+        differs from worker to worker. All workers call it, for each backward."""
         self._synchroniser.weigh(float(terms))
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Gradients of a backward in here stay, and add up, until a backward outside of it."""
+        """Within this context, gradients stay on this worker and add up, until a backward outside of it."""
         return self._synchroniser.no_sync()
 
     def edit(self) -> AbstractContextManager[None]:
-        """`with model.edit(): ...` is where parameters may be changed by hand, by all workers at once; afterwards all
-        have what worker 0 has."""
+        """Within `with model.edit(): ...`, parameters may be changed by hand, by all workers at once. Afterwards all
+        workers have those of worker 0."""
         return self._synchroniser.edit()
 
     def join(self) -> AbstractContextManager[None]:
         """For workers whose loops have different lengths (`shard` makes them equal, and needs no such thing).
 
-        Who leaves this block first takes part in the others' steps, with nothing to add, until all are done.
+        A worker that leaves this block first takes part in the others' steps, with nothing to add, until all are done.
         """
         return self._synchroniser.join()
 
     def meet(self) -> None:
-        """With `Local`: all workers meet now, and are alike afterwards. Without, they always are."""
+        """With `Local`: all workers meet now, and have the same parameters afterwards. Without `Local` they always
+        have."""
         self._synchroniser.meet()
 
     def explain(self, *, probe: bool = False) -> str:
-        """Which way the gradients go, and why; between hosts, how long that took; after some steps, what synchronising
-        takes of one, and would take with (without) local steps; and in what the result differs from that of one
+        """Says which way the gradients go, and why; between hosts, how long that took; after some steps, how much of a
+        step synchronising takes, and would take with (without) local steps; and how the result differs from that of one
         process, if it does. probe: as in Group.explain; all workers call it then."""
         way = self._synchroniser.way
         group = self._job.group if isinstance(way, Reduce) else None  # over servers there may be none, nor need be
@@ -204,13 +205,13 @@ class DataParallel(nn.Module):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the script keeps in here (plain values: a scheduler's `state_dict()`, say) a worker that comes later, or
-        is started again, finds in its own."""
+        """Plain values that the script keeps in here (a scheduler's `state_dict()`, say). A worker that comes later, or
+        is started again, finds them in its own."""
         return self._job.state
 
     @property
     def epoch(self) -> int:
-        """The epoch that the script is in: it sets this, and who comes later begins with it."""
+        """The epoch that the script is in. The script sets it, and a worker that comes later begins with it."""
         return self._job.epoch
 
     @epoch.setter
@@ -234,9 +235,9 @@ class DataParallel(nn.Module):
         return self._synchroniser.state()
 
     def load_sync_state(self, state: Mapping[str, Any]) -> None:
-        """All workers go on with what worker 0 gives, and each with what compression had left out of its own: who saved
-        it loads it; on fewer workers, let one load a sum. (Each loads its own optimizer's state after the model is
-        wrapped: wrapping makes it worker 0's.)"""
+        """All workers go on with what worker 0 gives, and each with what compression had left out of its own gradients:
+        the worker that saved it loads it; on fewer workers, let one load a sum. (Each loads its own optimizer's state
+        after the model is wrapped: wrapping makes it worker 0's.)"""
         self._synchroniser.load_state(state)
 
     # --- what else a module is asked for ---

@@ -57,8 +57,8 @@ class ModelParallel:
     every step. `split` is "auto", a Layout, what `gradtide.split` gives, or a layout as text or the path of its file.
     The model is taken apart, and planned where `split` is "auto", with the first batch. Every rank of a job is a
     device; `devices=` are those of one process instead. A model on the meta device gets its first values from `seed`,
-    module by module, and no process holds all of it. `count` says over how many terms of the targets a loss that
-    is none of torch's is a mean ("sum": it is one). All ranks begin with rank 0's parameters.
+    module by module, and no process holds all of it. For a loss that is not one of torch's, `count` says over how many
+    terms of the targets it is a mean ("sum": it is a sum). All ranks begin with rank 0's parameters.
 
     `steps` is how many steps were taken: dropout's masks depend on it, so set it when a checkpoint is loaded.
     """
@@ -287,13 +287,13 @@ class ModelParallel:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole model's, with its own names, on every rank; all ranks call it. A plain model loads it."""
+        """The whole model's state, with its own names, on every rank; all ranks call it. A plain model loads it."""
         if self._engine is None:
             return dict(self.module.state_dict() if self._loaded is None else self._loaded)
         return self._engine.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """A whole state, of any layout; all ranks load the same. That of another model is refused."""
+        """Loads a whole state, of any layout; all ranks load the same. The state of another model is refused."""
         check_state(WholeNames(self.module) if self._engine is None else self._engine.names, state)
         if self._engine is not None:
             self._engine.load_state_dict(state)
@@ -303,7 +303,7 @@ class ModelParallel:
             self.module.load_state_dict(state)
 
     def optimizer_state_dict(self) -> dict[str, Any]:
-        """The whole optimizer's, as torch has it, on every rank; all ranks call it."""
+        """The state of the whole optimizer, as torch has it, on every rank; all ranks call it."""
         found = self.optimizer.state_dict()
         if self._engine is not None:
             states = self._engine.optimizer_state()
@@ -312,7 +312,7 @@ class ModelParallel:
         return found
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
-        """What optimizer_state_dict, or torch's own optimizer, gave under any layout; all ranks load the same."""
+        """Loads what optimizer_state_dict, or torch's own optimizer, gave under any layout; all ranks load the same."""
         if not {"param_groups", "state"} <= set(state):
             raise DataError("this is no optimizer's state: it has no param_groups and state, as optimizer_state_dict()")
         groups = state["param_groups"]
@@ -358,7 +358,7 @@ class ModelParallel:
         return describe_layout(self._engine.layout) if self.plan is None else self.plan.explain()
 
     def give_back(self) -> None:
-        """All ranks call it: the model that was wrapped, and its optimizer, have again what devices hold of them."""
+        """Gives the wrapped model and its optimizer back what devices hold of them. All ranks call it."""
         if self._engine is not None:
             state, rule = self.state_dict(), self.optimizer_state_dict()
             restore(self.module, state)
@@ -377,7 +377,7 @@ class ModelParallel:
         self._wrapped.remember()
 
     def close(self) -> None:
-        """Ends the training. What it learnt is in state_dict(), to be asked for before."""
+        """Ends the training. Call state_dict() before: it has what was learnt."""
         if self._engine is not None:
             self._engine.close()
         self._engine, self._closed = None, True

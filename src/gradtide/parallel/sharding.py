@@ -25,23 +25,24 @@ _KEPT = "_gradtide_shares"  # on a loader: what is known of the workers' speeds
 
 
 class shard(Iterable[Any]):
-    """Goes over a loader whose batch is the global one, and gives this worker its part of each batch.
+    """Iterates over a loader of global batches, and gives this worker its part of each batch.
 
-    Tensors and arrays whose first dimension counts samples are cut, and so are lists of plain values, one a sample.
-    Dicts, tuples, dataclasses and lists of tensors are entered. What every worker is to get as it is has to be named,
-    by its key, or its place, or the path to it: `whole=["class_weights", "1", "extra.weights"]`.
+    Tensors and arrays whose first dimension counts samples are cut, and so are lists of plain values, one for each
+    sample. The contents of dicts, tuples, dataclasses and lists of tensors are cut in the same way. Name values that
+    every worker is to get whole, by key, by place, or by the path to them:
+    `whole=["class_weights", "1", "extra.weights"]`.
 
     Parts differ by one sample at most; with `balance=True` they follow the measured speed of each worker, so that all
-    are done at the same time. The model weighs them, so together they are exactly the batch. A worker for whom
-    a small last batch has no sample gets one that counts nothing.
+    are done at the same time. The model weighs them, so together they are exactly the batch. If a small last batch has
+    no sample for a worker, that worker gets one that counts nothing.
 
     All workers must go over the same batches. In a DataLoader over a Dataset with a length, all take the order that
     worker 0's sampler gives. The first batch of any other iterable is compared between workers, and a difference is
     refused. `check=False` does neither: then the loaders must give all workers the same by themselves.
 
-    Where it is the same, a worker reads only its own part of each batch: of a DataLoader over a Dataset with a length
-    and torch's own collate function. `read="part"` says that a collate function of yours may be given a part alone, and
-    that each worker may draw random numbers of its own while it reads; `read="whole"` reads all and cuts.
+    Where the result is the same, a worker reads only its own part of each batch: from a DataLoader over a Dataset with
+    a length and torch's own collate function. `read="part"` says that a collate function of yours may be given a part
+    alone, and that each worker may draw random numbers of its own while it reads; `read="whole"` reads all and cuts.
     """
 
     def __init__(

@@ -92,11 +92,11 @@ def plan(
     rivals: Sequence[Schedule] = (),
     size_bytes: int | None = None,
 ) -> Plan:
-    """Finds the fastest way to synchronise so many bytes between devices of a topology.
+    """Finds the fastest way to synchronise `size` bytes between devices of a topology.
 
-    `topology` may be a preset's name or a file; `size` is a number of bytes, or a text as "160MB"; `devices` are all
-    of the topology's unless named; `root` is the device that broadcast starts from and reduce ends at, the first unless
-    named; `rivals` are schedules of one's own, to be proven, predicted and compared too.
+    `topology` is a preset's name or a file. `size` is a number of bytes, or a text such as "160MB". `devices` are all
+    of the topology's by default. `root` is the device that broadcast starts from and reduce ends at, by default the
+    first. `rivals` are schedules of your own, which are proven, predicted and compared, too.
 
     >>> plan("pcie-4gpu", "160MB").best.bandwidth_seconds <= 0.015
     True

@@ -24,14 +24,15 @@ def workers() -> int:
 
 
 def is_main() -> bool:
-    """Whether this worker is the one that prints and writes what one of them is to."""
+    """Whether this worker is the one that prints and writes for all."""
     return rank() == 0
 
 
 def mean_over_workers(value: T, weight: float = 1.0) -> T:
     """The mean of all workers' values, on all of them: of a number, a tensor (floating), or a dict of numbers.
 
-    `weight` is what this worker's counts, the samples that it is a mean over, say. All workers call it.
+    `weight` says how much this worker's value counts: the number of samples that it is a mean over, say. All workers
+    call it.
     """
     if isinstance(value, dict):
         names = sorted(value)

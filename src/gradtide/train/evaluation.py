@@ -104,7 +104,8 @@ def predict(
     """What the model gives for every sample, in the data's order, on the CPU.
 
     `data` is the inputs alone (a tensor, an array, a DataLoader of them), or what `evaluate` takes, whose targets are
-    not looked at. In a job all workers call it, each computes its part, and all get everything; unless `alone=True`.
+    ignored. In a job all workers call it, each computes its part, and all get everything. With `alone=True` this worker
+    computes everything by itself.
     """
     found, group, parts = find_devices(devices), None if alone else _group(), list[Any]()
     casting = partial(_casting, check_precision(precision))

@@ -85,33 +85,40 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
 ) -> History:
     """Trains the model in place on several devices and returns how it went: a table when printed, `.plot(path)`.
 
-    `train_data` and `validation` are (inputs, targets), or (inputs, targets, weights), as tensors, NumPy arrays, or
-    dicts, tuples and lists of them; a Dataset; or a DataLoader, or a function that gives an epoch's batches (both keep
-    their own batch size). `batch_size` is that of all devices together; with `scale_batch`, that of each, and
-    `lr_scaling` and `warmup_epochs` say what becomes of the learning rate. With `accumulate=4` a step takes four
-    batches as one, of which a device computes a fourth at a time (the last step of an epoch takes what is left).
-    `loss` is the name of one of torch's ("mse"), or a function or module from (outputs, targets) to one number. That is
-    a mean over the samples, unless it is one of torch's, whose options are known, or `loss_terms` says what it is:
-    "sum", or over how many terms of the targets it is a mean. `metrics` are measured on the validation data: functions
-    of (outputs, targets) that are means over samples, or objects with update, compute and reset, as torchmetrics' are.
-    `optimizer` is the name of a torch.optim class (`lr` is its rate; without it, the class's own default), a function
-    from parameters to an optimizer, or an optimizer of the model's parameters, which has the state in the end.
-    `schedule` is a function from an optimizer to a scheduler of torch's, which is stepped per epoch, or per step.
-    `clip_norm` bounds the norm of the whole gradient. With `precision="bf16"` forward and the loss are computed under
-    autocast. `callbacks` are functions of events (EarlyStopping, BestModel, CSVLog, TensorBoardLog among them).
-    `progress` shows a line that follows the run: by default on a terminal.
-    With `split` ("auto", a Layout, what `gradtide.split` gives, or text) the devices, or the workers of a job, each
-    hold and compute a part of the model, as for `ModelParallel`, instead of a copy of it.
-    With `batch_norm="shared"` batch normalisation sees the whole batch, not each device's own part of it.
-    With `balance`, devices and workers get parts of a batch by their measured speed, not equal ones.
-    `checkpoints` says where the run keeps some, how often, and whether it goes on with the newest, as `resume=True`
-    does; `resume="folder"` goes on with what is in there. Ctrl-C leaves in the model what was learnt. `timeouts` says
-    how long to wait for other workers. `emit` is called with every event. (`test_data` and `sync_batch_norm` are
-    earlier names of `validation` and of `batch_norm="shared"`.)
+    - `train_data` and `validation` are (inputs, targets), or (inputs, targets, weights), as tensors, NumPy arrays, or
+      dicts, tuples and lists of them; a Dataset; a DataLoader; or a function that gives an epoch's batches. A
+      DataLoader and a function keep their own batch size.
+    - `batch_size` counts the samples of all devices together. With `scale_batch` it counts those of each device, and
+      `lr_scaling` and `warmup_epochs` say how the learning rate changes.
+    - `accumulate=4` takes four batches as one step; a device computes a fourth at a time. (The last step of an epoch
+      takes what is left.)
+    - `loss` is the name of a loss of torch's ("mse"), or a function or module from (outputs, targets) to one number.
+      That number counts as a mean over the samples, with two exceptions: the options of torch's losses are known, and
+      `loss_terms` says what another loss is ("sum", or over how many terms of the targets it is a mean).
+    - `metrics` are measured on the validation data: functions of (outputs, targets) that are means over samples, or
+      objects with update, compute and reset, like those of torchmetrics.
+    - `optimizer` is the name of a torch.optim class (`lr` is its rate; without it, the class's own default), a function
+      from parameters to an optimizer, or an optimizer of the model's parameters, which has the state in the end.
+    - `schedule` is a function from an optimizer to a scheduler of torch's, which is stepped per epoch, or per step.
+    - `clip_norm` bounds the norm of the whole gradient.
+    - `precision="bf16"` computes forward and the loss under autocast.
+    - `callbacks` are functions of events (EarlyStopping, BestModel, CSVLog, TensorBoardLog among them).
+    - `progress` shows a line that follows the run: by default on a terminal.
+    - `split` ("auto", a Layout, what `gradtide.split` gives, or text): the devices, or the workers of a job, each hold
+      and compute a part of the model, as for `ModelParallel`, instead of a copy of it.
+    - `batch_norm="shared"` normalises by the whole batch, not by each device's own part of it.
+    - `balance` gives devices and workers parts of a batch by their measured speed, instead of equal parts.
+    - `checkpoints` says where the run keeps checkpoints, how often, and whether it goes on with the newest, as
+      `resume=True` does; `resume="folder"` goes on with what is in that folder.
+    - `timeouts` says how long to wait for other workers.
+    - `emit` is called with every event.
 
-    In a job (gradtide run, torchrun) all workers train one model, each with its part of every batch, and `sync` says
-    how, and `compress` how gradients are made smaller, as for `DataParallel`; "all devices" then are those of all
-    workers. With `Local` they also meet at the end of every epoch.
+    Ctrl-C leaves in the model what was learnt. (`test_data` and `sync_batch_norm` are earlier names of `validation` and
+    of `batch_norm="shared"`.)
+
+    In a job (gradtide run, torchrun) all workers train one model, each with its part of every batch. `sync` says how
+    they synchronise, and `compress` how gradients are made smaller, as for `DataParallel`. "All devices" then are those
+    of all workers. With `Local`, workers also meet at the end of every epoch.
     """
     found, job = find_devices(devices), _job(sync)
     validation = check_validation(validation, test_data, metrics)

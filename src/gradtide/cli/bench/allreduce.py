@@ -19,16 +19,19 @@ _OURS = ("gradtide", "gradtide, torch.distributed")
 
 def allreduce(
     ranks: Annotated[
-        int | None, typer.Option(help="Processes on this host, or on each  [default: 2, or 1]", show_default=False)
+        int | None,
+        typer.Option(help="Processes on this host, or on each of several  [default: 2, or 1]", show_default=False),
     ] = None,
     sizes: Annotated[str, typer.Option(help="Sizes, with commas")] = "4KiB,64KiB,1MiB,16MiB,64MiB,160MiB",
-    rounds: Annotated[int, typer.Option(help="Every contender takes its turn once a round; the median counts")] = 7,
+    rounds: Annotated[int, typer.Option(help="Every contender takes one turn in each round; the median counts")] = 7,
     mpi_python: Annotated[
         list[str] | None, typer.Option(help="A Python that has mpi4py; once for each MPI  [default: this one]")
     ] = None,
-    hosts: Annotated[int, typer.Option(help="Several: network namespaces, as root  [0: this one]")] = 0,
-    rate: Annotated[int, typer.Option(help="Of each host's wire, in Mbit/s  [0: unlimited]")] = 0,
-    operations: Annotated[str, typer.Option(help="Between hosts: which, with commas, or all")] = "all_reduce",
+    hosts: Annotated[int, typer.Option(help="Number of hosts: network namespaces, as root  [0: this one]")] = 0,
+    rate: Annotated[int, typer.Option(help="Rate of each host's wire, in Mbit/s  [0: unlimited]")] = 0,
+    operations: Annotated[
+        str, typer.Option(help="Between hosts: collectives to measure, with commas, or all")
+    ] = "all_reduce",
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-allreduce-TIME.json]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table")] = False,
 ) -> None:

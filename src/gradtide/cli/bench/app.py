@@ -20,9 +20,7 @@ from gradtide.cli.help import Commands
 
 __all__ = ["bench"]
 
-bench = typer.Typer(
-    cls=Commands, help="Measure gradtide beside its peers, interleaved in one run.", no_args_is_help=True
-)
+bench = typer.Typer(cls=Commands, help="Compare gradtide with its peers, interleaved in one run.", no_args_is_help=True)
 for command in (
     overlap,
     frugal,

@@ -14,13 +14,13 @@ __all__ = ["balance"]
 def balance(
     model: Annotated[str, typer.Option(help="lenet, mlp or deep")] = "lenet",
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over both workers")] = 256,
-    sleeps: Annotated[float, typer.Option(help="Worker 1 sleeps so many times its compute time")] = 2.0,
-    pretend: Annotated[float, typer.Option(help="Sleep so many ms a sample instead of computing")] = 0.0,
-    rounds: Annotated[int, typer.Option(help="Every contender runs once a round; the median counts")] = 7,
-    steps: Annotated[int, typer.Option(help="Batches a round")] = 20,
+    sleeps: Annotated[float, typer.Option(help="Worker 1 sleeps N times its compute time")] = 2.0,
+    pretend: Annotated[float, typer.Option(help="Sleep N ms for each sample instead of computing")] = 0.0,
+    rounds: Annotated[int, typer.Option(help="Every contender runs once in each round; the median counts")] = 7,
+    steps: Annotated[int, typer.Option(help="Batches in a round")] = 20,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-balance-TIME.json]")] = None,
 ) -> None:
-    """Two workers of which one sleeps, and two that are alike, with shares that are equal and that follow speed."""
+    """Compare equal shares with shares by speed: for two workers one of which sleeps, and for two equal ones."""
     from gradtide.bench import report
     from gradtide.bench.frugal.balance import BalanceCase, bench_balance
 

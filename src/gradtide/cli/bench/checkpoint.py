@@ -14,14 +14,16 @@ HEADINGS = ("GB", "checkpoint", "cached", "direct", "step", "meanwhile", "slower
 
 
 def checkpoint(
-    size: Annotated[str, typer.Option(help="Of the store")] = "2GB",
+    size: Annotated[str, typer.Option(help="Size of the store")] = "2GB",
     servers: Annotated[int, typer.Option(help="Servers that write")] = 1,
-    rounds: Annotated[int, typer.Option(help="How often; the median counts")] = 3,
+    rounds: Annotated[int, typer.Option(help="How many rounds; the median counts")] = 3,
     steps: Annotated[int, typer.Option(help="Steps to time without a checkpoint, each round")] = 3,
-    folder: Annotated[Path | None, typer.Option(help="On which disk  [default: that of temporary files]")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder on the disk to measure  [default: that of temporary files]")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-checkpoint-TIME.json]")] = None,
 ) -> None:
-    """How much a checkpoint slows a worker, and its rate beside the disk's own, in one run."""
+    """Measure how much a checkpoint slows a worker, and its rate compared with the disk's own, in one run."""
     from statistics import median
 
     from gradtide.bench import report

@@ -12,11 +12,13 @@ __all__ = ["dashboard"]
 
 
 def dashboard(
-    rounds: Annotated[int, typer.Option(help="A turn with a reader and one without in each; the median counts")] = 15,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of one turn with a reader and one without; the median counts")
+    ] = 15,
     turn_s: Annotated[float, typer.Option(help="Seconds of a turn")] = 10.0,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-dashboard-TIME.json]")] = None,
 ) -> None:
-    """A training that goes on, with a dashboard and a reader of its stream, and without, in turn."""
+    """Compare training with a dashboard and a reader of its stream, and without, in turn."""
     from gradtide.bench import report
     from gradtide.bench.training.watching import bench_watching
 

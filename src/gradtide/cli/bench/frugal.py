@@ -19,26 +19,28 @@ def frugal(
     model: Annotated[str, typer.Option(help="mlp (80 MB of gradients), deep or lenet")] = "mlp",
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over both workers")] = 256,
     rate: Annotated[
-        str | None, typer.Option(help="Of the wire, as tc writes it  [default: 1gbit; --compress: 100mbit]")
+        str | None, typer.Option(help="Rate of the wire, as tc writes it  [default: 1gbit; --compress: 100mbit]")
     ] = None,
-    every: Annotated[int, typer.Option(help="Steps between meetings; a round has as many")] = 50,
-    rounds: Annotated[int, typer.Option(help="Every contender runs once a round; the median counts")] = 3,
+    every: Annotated[int, typer.Option(help="Steps between meetings, and in a round")] = 50,
+    rounds: Annotated[int, typer.Option(help="Every contender runs once in each round; the median counts")] = 3,
     peers: Annotated[Path | None, typer.Option(help="Folder with accelerate and torchft (pip --target)")] = None,
-    compress: Annotated[bool, typer.Option("--compress", help="Not fewer messages: smaller ones")] = False,
-    codecs: Annotated[
-        str, typer.Option(help="With --compress: which take part")
-    ] = "fp16,bf16,int8,onebit,topk:0.01,powersgd:4",
-    turn: Annotated[float, typer.Option(help="With --compress: seconds that one's turn takes, about")] = 2.0,
-    accuracy: Annotated[
-        bool, typer.Option("--accuracy", help="Not how fast: what Fashion-MNIST's accuracy becomes, over seeds")
+    compress: Annotated[
+        bool, typer.Option("--compress", help="Measure smaller messages instead of fewer ones")
     ] = False,
-    seeds: Annotated[int, typer.Option(help="With --accuracy: runs of each, paired by seed")] = 8,
-    steps: Annotated[int, typer.Option(help="With --accuracy: of each run; a multiple of 200")] = 600,
+    codecs: Annotated[
+        str, typer.Option(help="With --compress: codecs to measure")
+    ] = "fp16,bf16,int8,onebit,topk:0.01,powersgd:4",
+    turn: Annotated[float, typer.Option(help="With --compress: about how many seconds a turn takes")] = 2.0,
+    accuracy: Annotated[
+        bool, typer.Option("--accuracy", help="Measure accuracy on Fashion-MNIST, over seeds, instead of speed")
+    ] = False,
+    seeds: Annotated[int, typer.Option(help="With --accuracy: runs of each contender, paired by seed")] = 8,
+    steps: Annotated[int, typer.Option(help="With --accuracy: steps of each run; a multiple of 200")] = 600,
     data: Annotated[str, typer.Option(help="With --accuracy: fashion-mnist, or digits")] = "fashion-mnist",
-    picture: Annotated[Path | None, typer.Option(help="With --accuracy: where its curves are drawn, a.png")] = None,
+    picture: Annotated[Path | None, typer.Option(help="With --accuracy: draw the curves here, a.png")] = None,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-frugal-TIME.json]")] = None,
 ) -> None:
-    """Two workers in two network namespaces (as root) that meet every step, now and then, or never."""
+    """Compare two workers in two network namespaces (as root) that meet every step, now and then, or never."""
     path = results_path("frugal", output)
     if accuracy:
         from gradtide.bench.frugal.codec_speed import codecs_of

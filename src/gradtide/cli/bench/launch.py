@@ -13,13 +13,15 @@ __all__ = ["launch"]
 
 def launch(
     workers: Annotated[int, typer.Option(help="Processes to start")] = 2,
-    rounds: Annotated[int, typer.Option(help="Every launcher starts once a round; the median counts")] = 5,
-    engine: Annotated[str, typer.Option(help="local, or ray: beside bare Ray actors on one cluster")] = "local",
-    address: Annotated[str, typer.Option(help="Of that cluster; without one, a cluster of this machine alone")] = "",
+    rounds: Annotated[int, typer.Option(help="Every launcher starts once in each round; the median counts")] = 5,
+    engine: Annotated[str, typer.Option(help="local, or ray: compared with bare Ray actors on one cluster")] = "local",
+    address: Annotated[
+        str, typer.Option(help="Address of that cluster; without one, a cluster of this machine alone")
+    ] = "",
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-launch-TIME.json]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table")] = False,
 ) -> None:
-    """How soon workers have torch loaded and found each other: gradtide run, torchrun and, where installed, Ray."""
+    """Time until workers have loaded torch and found each other: gradtide run, torchrun and, where installed, Ray."""
     from gradtide.bench import report
     from gradtide.bench.launch import bench_launch, bench_launch_on_ray
     from gradtide.errors import ConfigError

@@ -14,12 +14,12 @@ __all__ = ["overlap"]
 def overlap(
     model: Annotated[str, typer.Option(help="lenet, mlp or deep")] = "deep",
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over both workers")] = 512,
-    rate: Annotated[str, typer.Option(help="Of the wire between the hosts, as tc writes it")] = "1gbit",
-    rounds: Annotated[int, typer.Option(help="Every contender runs once a round; the median counts")] = 5,
-    steps: Annotated[int, typer.Option(help="Batches a round")] = 4,
+    rate: Annotated[str, typer.Option(help="Rate of the wire between the hosts, as tc writes it")] = "1gbit",
+    rounds: Annotated[int, typer.Option(help="Every contender runs once in each round; the median counts")] = 5,
+    steps: Annotated[int, typer.Option(help="Batches in a round")] = 4,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-overlap-TIME.json]")] = None,
 ) -> None:
-    """Two workers in two network namespaces (as root), with and without overlap, beside DDP and what was predicted."""
+    """Compare two workers in two network namespaces (as root), with and without overlap, with DDP and predictions."""
     from gradtide.bench import report
     from gradtide.bench.hosts.overlap import bench_overlap
 

@@ -13,7 +13,7 @@ __all__ = ["plan"]
 
 def plan(
     hosts: Annotated[str, typer.Option(help="Numbers of hosts, with commas  [default: 1 to 1280]")] = "",
-    size: Annotated[str, typer.Option(help="Of the buffer that is planned")] = "1GB",
+    size: Annotated[str, typer.Option(help="Size of the buffer that is planned")] = "1GB",
     output: Annotated[
         Path | None, typer.Option(help="JSON file to write  [default: runs/bench-plan-DATE.json]")
     ] = None,

@@ -12,14 +12,14 @@ __all__ = ["reading"]
 
 
 def reading(
-    samples: Annotated[int, typer.Option(help="In an epoch")] = 512,
-    sample_ms: Annotated[float, typer.Option(help="That reading a sample takes: it sleeps")] = 1.0,
+    samples: Annotated[int, typer.Option(help="Samples in an epoch")] = 512,
+    sample_ms: Annotated[float, typer.Option(help="Milliseconds that reading a sample takes (it sleeps)")] = 1.0,
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over both workers")] = 64,
-    processes: Annotated[int, typer.Option(help="That each worker's DataLoader reads with")] = 0,
-    rounds: Annotated[int, typer.Option(help="Every contender reads an epoch a round; the median counts")] = 7,
+    processes: Annotated[int, typer.Option(help="Processes that each worker's DataLoader reads with")] = 0,
+    rounds: Annotated[int, typer.Option(help="Every contender reads one epoch in each round; the median counts")] = 7,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-reading-TIME.json]")] = None,
 ) -> None:
-    """An epoch of a dataset that takes its time, read by one worker and by two, who count that each sample is there."""
+    """Read an epoch of a slow dataset by one worker and by two, which check that each sample is there."""
     from gradtide.bench import report
     from gradtide.bench.training.reading import ReadingCase, bench_reading, share_of_time
 

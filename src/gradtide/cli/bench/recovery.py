@@ -15,7 +15,7 @@ def recovery(
     kills: Annotated[int, typer.Option(help="How often each contender is killed")] = 10,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-recovery-TIME.json]")] = None,
 ) -> None:
-    """From SIGKILL to the next step: a store with a replica against torchrun, and torchft and Ray where installed."""
+    """Time from SIGKILL to the next step: a store with a replica, torchrun, and torchft and Ray where installed."""
     from gradtide.bench import report
     from gradtide.bench.recovery import bench_recovery
 

@@ -18,15 +18,15 @@ __all__ = ["split"]
 def split(
     model: Annotated[str, typer.Option(help="lenet, mlp or deep (--predict takes all it knows)")] = "deep",
     batch_size: Annotated[int, typer.Option(help="Samples in a batch")] = 256,
-    micro_batches: Annotated[int, typer.Option(help="Parts of it that are under way at once")] = 4,
-    rounds: Annotated[int, typer.Option(help="Every contender runs once a round; the median counts")] = 5,
-    steps: Annotated[int, typer.Option(help="Batches a round")] = 5,
+    micro_batches: Annotated[int, typer.Option(help="Parts of a batch that are under way at once")] = 4,
+    rounds: Annotated[int, typer.Option(help="Every contender runs once in each round; the median counts")] = 5,
+    steps: Annotated[int, typer.Option(help="Batches in a round")] = 5,
     predict: Annotated[
-        bool, typer.Option("--predict", help="Step times predicted beside measured ones, over five models and layouts")
+        bool, typer.Option("--predict", help="Compare predicted and measured step times, over five models and layouts")
     ] = False,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-split-TIME.json]")] = None,
 ) -> None:
-    """A pipeline of two processes: gradtide beside torch.distributed.pipelining, with the same cut."""
+    """Compare a pipeline of two processes with torch.distributed.pipelining, with the same cut."""
     path = results_path("split", output)
     if predict:
         _predict(path, rounds, steps)

@@ -12,8 +12,8 @@ __all__ = ["staleness"]
 
 
 def staleness(
-    seeds: Annotated[str, typer.Option(help="With commas; each takes nine runs")] = "0,1,2",
-    steps: Annotated[int, typer.Option(help="Of each worker, in each run")] = 280,
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas; each takes nine runs")] = "0,1,2",
+    steps: Annotated[int, typer.Option(help="Steps of each worker, in each run")] = 280,
     output: Annotated[
         Path | None, typer.Option(help="JSON file to add to  [default: runs/bench-staleness.json]")
     ] = None,

@@ -13,19 +13,21 @@ __all__ = ["store"]
 
 
 def store(
-    sizes: Annotated[str, typer.Option(help="Of a push_pull, with commas")] = "4KiB,64KiB,1MiB,16MiB",
+    sizes: Annotated[str, typer.Option(help="Sizes of a push_pull, with commas")] = "4KiB,64KiB,1MiB,16MiB",
     workers: Annotated[int, typer.Option(help="Workers at once")] = 1,
     servers: Annotated[int, typer.Option(help="Servers that share the keys")] = 1,
-    replicas: Annotated[int, typer.Option(help="Also gradtide with so many replicas; needs more servers")] = 0,
-    idle: Annotated[int, typer.Option(help="Also gradtide with so many sockets a server that say nothing")] = 0,
-    tls: Annotated[bool, typer.Option("--tls", help="Also gradtide over loopback TCP, without and with TLS")] = False,
+    replicas: Annotated[int, typer.Option(help="Also measure gradtide with N replicas; needs more servers")] = 0,
+    idle: Annotated[int, typer.Option(help="Also measure gradtide with N idle sockets for each server")] = 0,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="Also measure gradtide over loopback TCP, without and with TLS")
+    ] = False,
     placement: Annotated[
-        str, typer.Option(help="any; apart or together: the two ends on two processors or on one, for all alike")
+        str, typer.Option(help="any; apart or together: the two ends of every contender on two processors, or on one")
     ] = "any",
-    rounds: Annotated[int, typer.Option(help="Every contender runs once a round; the median counts")] = 5,
-    steps: Annotated[int, typer.Option(help="push_pulls of 4 KB a round; fewer of larger ones")] = 500,
+    rounds: Annotated[int, typer.Option(help="Every contender runs once in each round; the median counts")] = 5,
+    steps: Annotated[int, typer.Option(help="push_pulls of 4 KB in a round; fewer of larger ones")] = 500,
     with_curve: Annotated[
-        bool, typer.Option("--curve", help="Also m workers over n servers, beside the simulated curve")
+        bool, typer.Option("--curve", help="Also compare m workers over n servers with the simulated curve")
     ] = False,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-store-TIME.json]")] = None,
 ) -> None:

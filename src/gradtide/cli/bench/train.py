@@ -14,10 +14,10 @@ __all__ = ["train"]
 def train(
     model: Annotated[str, typer.Option(help="lenet, mlp or deep")] = "lenet",
     batch_size: Annotated[int, typer.Option(help="Samples in a batch, over all devices or workers")] = 256,
-    workers: Annotated[int, typer.Option(help="So many processes, instead of the devices of one")] = 0,
-    trainer: Annotated[str, typer.Option(help="lightning: its Trainer over gradtide, and by DDP over Gloo")] = "",
-    rounds: Annotated[int, typer.Option(help="Every contender runs once a round; the median counts")] = 5,
-    steps: Annotated[int, typer.Option(help="Batches a round")] = 20,
+    workers: Annotated[int, typer.Option(help="Use N processes, instead of the devices of one")] = 0,
+    trainer: Annotated[str, typer.Option(help="lightning: its Trainer over gradtide, and over DDP with Gloo")] = "",
+    rounds: Annotated[int, typer.Option(help="Every contender runs once in each round; the median counts")] = 5,
+    steps: Annotated[int, typer.Option(help="Batches in a round")] = 20,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-train-TIME.json]")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table")] = False,
 ) -> None:

@@ -19,7 +19,7 @@ _REACHED = ("address", "reached", "what was found")
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON")] = False,
     addresses: Annotated[
-        str, typer.Option("--reach", help="host:port of other machines, with commas: can they be reached from here?")
+        str, typer.Option("--reach", help="host:port of other machines, with commas: test whether they can be reached")
     ] = "",
 ) -> None:
     """Say what this machine has, what that means for gradtide, and what stands in the way. The exit code is 1 if one

@@ -36,16 +36,16 @@ OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("--sizes", str, "Show which strategy wins from which size on: 4KB..1GB."),
     ("--output", Path, "With --sizes or --hosts: draw the times, sizes.png."),
     ("--without", list, "What if this were missing: host3.nic0, host3, spine*; may be given several times."),
-    ("--degrade", list, "What if this had so many times its bandwidth: host3.nic0=0.1; several times."),
-    ("--hosts", str, "The time over the number of hosts: 4..128; --output draws it."),
+    ("--degrade", list, "What if this had N times its bandwidth: host3.nic0=0.1; may be given several times."),
+    ("--hosts", str, "Show the time for each number of hosts: 4..128; --output draws it."),
     ("--upgrade", bool, "Also say which wires to make faster first, and what that is worth."),
     ("--host-kind", str, "What the hosts of Slurm's topology.conf are: dgx-h100, dgx-a100, …"),
-    ("--every", str, "Also say what a step takes when workers meet every so many steps: 50."),
-    ("--compute", str, "A step's forward and backward, for --every and --speeds: 30ms."),
+    ("--every", str, "Also say how long a step takes when workers meet every N steps: 50."),
+    ("--compute", str, "Time of a step's forward and backward, for --every and --speeds: 30ms."),
     ("--no-overlap", bool, "With --every: gradients leave after backward, not while it goes on."),
     ("--compress", str, "Also say what a codec saves: int8, topk:0.01, ..."),
-    ("--speeds", str, "Also say what parts of a batch by speed save, a speed for each device: 1,1,0.3."),
-    ("--batch", str, "With --speeds: the samples of a batch, which are whole."),
+    ("--speeds", str, "Also say what parts of a batch by speed save; one speed for each device: 1,1,0.3."),
+    ("--batch", str, "With --speeds: the samples of a batch; parts are whole samples."),
 )
 
 

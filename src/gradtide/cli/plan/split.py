@@ -33,14 +33,14 @@ def split(
     topology: Annotated[
         str | None, typer.Option(help="How they are wired: a preset or a file; one host's memory if left out")
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="What a device has: 1GB; no limit if left out")] = None,
+    memory: Annotated[str | None, typer.Option(help="Memory of a device: 1GB; no limit if left out")] = None,
     batch: Annotated[int, typer.Option(help="Samples of a batch, over all devices")] = 128,
     order: Annotated[
         str | None,
         typer.Option(help="gpipe, 1f1b, interleaved or zero-bubble; the better of the first two if left out"),
     ] = None,
     micro_batches: Annotated[int | None, typer.Option(help="Only this many micro-batches")] = None,
-    optimizer: Annotated[str, typer.Option(help="Whose state has to fit: sgd, adam, …")] = "sgd",
+    optimizer: Annotated[str, typer.Option(help="Optimizer whose state has to fit: sgd, adam, …")] = "sgd",
     threads: Annotated[int | None, typer.Option(help="Threads of a device, for measuring")] = None,
     speeds: Annotated[
         str | None, typer.Option(help="How many times as fast as this machine each device is: 100, or 1,1,0.5")
@@ -48,7 +48,9 @@ def split(
     rival: Annotated[
         list[str] | None, typer.Option(help="Prove and compare torch's own: torch:Interleaved1F1B")
     ] = None,
-    draw: Annotated[Path | None, typer.Option(help="Draw who computes and sends what, when: step.svg")] = None,
+    draw: Annotated[
+        Path | None, typer.Option(help="Draw what each device computes and sends, and when: step.svg")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Save the layout: layout.json")] = None,
 ) -> None:
     """Choose, prove and predict the best way to split a model over devices."""

@@ -20,9 +20,9 @@ def chaos(
         str, typer.Option(help="Faults: kill, stop, coordinator, cut, stall, disk; several with commas")
     ] = "kill",
     servers: Annotated[int, typer.Option(help="Servers to start")] = 3,
-    replicas: Annotated[int, typer.Option(help="Copies of everything, beside the first")] = 1,
+    replicas: Annotated[int, typer.Option(help="Copies of everything, besides the first")] = 1,
     workers: Annotated[int, typer.Option(help="Workers that push")] = 4,
-    pushes: Annotated[int, typer.Option(help="Go on until so many are acknowledged")] = 0,
+    pushes: Annotated[int, typer.Option(help="Go on until N pushes are acknowledged")] = 0,
     pause_s: Annotated[float, typer.Option("--pause", help="Seconds of calm before each fault")] = 0.3,
     compress: Annotated[str, typer.Option(help="Push compressed: onebit, or topk:0.05")] = "",
     script: Annotated[
@@ -31,8 +31,8 @@ def chaos(
             help="A command instead of workers; {address} (and {secret}, with cut, stall, disk) is the store's"
         ),
     ] = "",
-    changes: Annotated[int, typer.Option(help="Instead of faults: so many comings and goings of servers")] = 0,
-    worker_changes: Annotated[int, typer.Option(help="... and so many of workers in rounds")] = 0,
+    changes: Annotated[int, typer.Option(help="Instead of faults: servers come and go N times")] = 0,
+    worker_changes: Annotated[int, typer.Option(help="Instead of faults: workers in rounds come and go N times")] = 0,
     machines: Annotated[
         bool,
         typer.Option(
@@ -40,11 +40,11 @@ def chaos(
             "coordinator, etcd, link, machine"
         ),
     ] = False,
-    simulate: Annotated[bool, typer.Option(help="In one process, on a virtual clock")] = False,
-    seeds: Annotated[int, typer.Option(help="Simulated: how many scenarios")] = 20_000,
+    simulate: Annotated[bool, typer.Option(help="Simulate the store in one process, on a virtual clock")] = False,
+    seeds: Annotated[int, typer.Option(help="With --simulate: how many scenarios")] = 20_000,
     first: Annotated[int, typer.Option(help="The first seed")] = 0,
-    soak: Annotated[float, typer.Option(help="Train for so many minutes with a kill every 20 s: what grows?")] = 0.0,
-    overload: Annotated[float, typer.Option(help="Train for so many minutes on an overloaded machine")] = 0.0,
+    soak: Annotated[float, typer.Option(help="Train for N minutes with a kill every 20 s: what grows?")] = 0.0,
+    overload: Annotated[float, typer.Option(help="Train for N minutes on an overloaded machine")] = 0.0,
 ) -> None:
     """Kill servers while workers push exact integers: every sum must be right in the end."""
     if simulate:

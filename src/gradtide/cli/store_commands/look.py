@@ -27,7 +27,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 @app.command()
 def ls(
     address: Address,
-    prefix: Annotated[str, typer.Option(help="Only keys that begin so")] = "",
+    prefix: Annotated[str, typer.Option(help="Only keys that begin with this")] = "",
     secret_file: SecretFile = None,
     insecure_network: InsecureNetwork = False,
     as_json: AsJson = False,

@@ -10,11 +10,11 @@ __all__ = ["restore"]
 
 def restore(
     path: Annotated[str, typer.Argument(help="A checkpoint's folder, or one with several: then the newest")],
-    servers: Annotated[int, typer.Option(help="How many servers, whatever it was written by")] = 1,
-    replicas: Annotated[int, typer.Option(help="How many copies of everything, beside the first")] = 0,
-    checkpoints: Annotated[str, typer.Option(help="Where the last checkpoint is found if servers die")] = "",
+    servers: Annotated[int, typer.Option(help="How many servers, however many wrote the checkpoint")] = 1,
+    replicas: Annotated[int, typer.Option(help="How many copies of everything, besides the first")] = 0,
+    checkpoints: Annotated[str, typer.Option(help="Folder of checkpoints to begin with again if servers die")] = "",
     after_loss: Annotated[
-        str, typer.Option(help="Then: empty, rewind (all go back), continue (the lost do)")
+        str, typer.Option(help="If they die: empty, rewind (all shards go back), continue (lost ones do)")
     ] = "empty",
 ) -> None:
     """Start a store with the values, optimizer state and duplicate filter of a checkpoint, until SIGTERM or Ctrl-C."""

@@ -25,9 +25,9 @@ def scale(
     workers: Annotated[int | None, typer.Option(help="How many workers the job should have")] = None,
     secret_file: SecretFile = None,
     insecure_network: InsecureNetwork = False,
-    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait until all has moved")] = 300.0,
+    timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds to wait until all shards have moved")] = 300.0,
 ) -> None:
-    """Add servers to a store, or let some go when all they hold has moved; or the same for the workers of a job."""
+    """Add servers to a store, or remove some once their shards have moved; or do so for the workers of a job."""
     from gradtide.errors import ConfigError
 
     if (servers is None) == (workers is None):

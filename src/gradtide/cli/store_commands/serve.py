@@ -10,12 +10,12 @@ from gradtide.environment import read_environment
 
 __all__ = ["InsecureNetwork", "SecretFile", "coordinator", "secret", "serve"]
 
-SecretFile = Annotated[Path | None, typer.Option(help="The job's secret file, or a key made of it; needed for TCP")]
+SecretFile = Annotated[
+    Path | None, typer.Option(help="The job's secret file, or a key derived from it; needed for TCP")
+]
 InsecureNetwork = Annotated[
     bool,
-    typer.Option(
-        help="Do not encrypt what goes to other machines: whoever is on the way can read tensors and change them"
-    ),
+    typer.Option(help="Do not encrypt traffic to other machines: anybody on the path can read and change tensors"),
 ]
 Where = Annotated[
     str,
@@ -24,17 +24,19 @@ Where = Annotated[
         "machine, too)"
     ),
 ]
-Certificate = Annotated[Path | None, typer.Option(help="A certificate of your own in PEM; else one is made")]
+Certificate = Annotated[Path | None, typer.Option(help="A certificate of your own in PEM; otherwise one is made")]
 CertificateKey = Annotated[Path | None, typer.Option(help="Its private key, if that is in another file")]
 
 
 def serve(
     address: Where,
     coordinator: Annotated[str, typer.Option(help="Where the coordinator listens; several with commas")],
-    name: Annotated[str, typer.Option(help="Its own, kept over restarts; without one, its machine and port")] = "",
-    advertise: Annotated[str, typer.Option(help="Where clients reach it, if that is not where it listens")] = "",
+    name: Annotated[
+        str, typer.Option(help="Name of this server, kept over restarts  [default: machine and port]")
+    ] = "",
+    advertise: Annotated[str, typer.Option(help="Where others reach it, if not where it listens")] = "",
     servers: Annotated[int, typer.Option(help="How many servers the store begins with")] = 1,
-    replicas: Annotated[int, typer.Option(help="How many copies of everything, beside the first")] = 0,
+    replicas: Annotated[int, typer.Option(help="How many copies of everything, besides the first")] = 0,
     secret_file: SecretFile = None,
     insecure_network: InsecureNetwork = False,
     certificate: Certificate = None,
@@ -42,7 +44,7 @@ def serve(
     threads: Annotated[int, typer.Option(help="Threads of torch")] = 1,
     semiring: Annotated[list[str] | None, typer.Option(help="package.module:name of a reduction of your own")] = None,
     checkpoints: Annotated[
-        list[str] | None, typer.Option(help="A folder under which checkpoints may be written; say it again for more")
+        list[str] | None, typer.Option(help="A folder in which checkpoints may be written; may be repeated")
     ] = None,
     drain_s: Annotated[float, typer.Option("--drain", help="Seconds to hand over its shards at SIGTERM")] = 120.0,
 ) -> None:
@@ -71,27 +73,29 @@ def coordinator(
     insecure_network: InsecureNetwork = False,
     certificate: Certificate = None,
     certificate_key: CertificateKey = None,
-    lease_s: Annotated[float, typer.Option("--lease", help="Seconds of silence after which a peer is out")] = 2.0,
+    lease_s: Annotated[
+        float, typer.Option("--lease", help="Seconds of silence after which a peer counts as dead")
+    ] = 2.0,
     worker_lease_s: Annotated[
-        float, typer.Option("--worker-lease", help="Seconds that a worker may hang while its connection stands")
+        float, typer.Option("--worker-lease", help="Seconds that a worker may hang while its connection is open")
     ] = 60.0,
     journal: Annotated[
         str,
         typer.Option(
-            help="Where it keeps what it decided: a file, to be started again; or etcd://h1:2379,h2:2379,h3:2379/job "
+            help="Where its decisions are kept: a file, to be started again; or etcd://h1:2379,h2:2379,h3:2379/job "
             "(etcds:// with TLS), where others stand by"
         ),
     ] = "",
-    advertise: Annotated[
-        str, typer.Option(help="With etcd: where others reach it, if that is not where it listens")
+    advertise: Annotated[str, typer.Option(help="With etcd: where others reach it, if not where it listens")] = "",
+    etcd_ca: Annotated[str, typer.Option(help="For etcds://: trusted certificates (CA), in PEM")] = "",
+    etcd_certificate: Annotated[
+        str, typer.Option("--etcd-cert", help="For etcds://: a client certificate, in PEM")
     ] = "",
-    etcd_ca: Annotated[str, typer.Option(help="For etcds://: whom to trust, in PEM")] = "",
-    etcd_certificate: Annotated[str, typer.Option("--etcd-cert", help="... a client certificate, in PEM")] = "",
-    etcd_key: Annotated[str, typer.Option(help="... and its private key")] = "",
+    etcd_key: Annotated[str, typer.Option(help="For etcds://: the private key of --etcd-cert")] = "",
     restore: Annotated[str, typer.Option(help="A checkpoint that the store begins with; all servers must see it")] = "",
-    checkpoints: Annotated[str, typer.Option(help="Where the last checkpoint is found if servers die")] = "",
+    checkpoints: Annotated[str, typer.Option(help="Folder of checkpoints to begin with again if servers die")] = "",
     after_loss: Annotated[
-        str, typer.Option(help="Then: empty, rewind (all go back), continue (the lost do)")
+        str, typer.Option(help="If they die: empty, rewind (all shards go back), continue (lost ones do)")
     ] = "empty",
     accept_loss: Annotated[
         bool, typer.Option("--accept-loss", help="Go on with an old journal: all shards begin anew, as after a loss")
@@ -100,7 +104,7 @@ def coordinator(
         str, typer.Option(help="Serve /metrics for Prometheus: a port of this machine, or HOST:PORT for others, too")
     ] = "",
 ) -> None:
-    """Say who is alive and which server holds what, until SIGTERM or Ctrl-C."""
+    """Run a coordinator (who is alive, which server holds what), until SIGTERM or Ctrl-C."""
     from gradtide.store.coordinator.recovery import Recovering
     from gradtide.store.local.roles import Role, run_role
     from gradtide.transport.keys import read_credentials
@@ -134,7 +138,7 @@ secret = typer.Typer(cls=_PathOrCommand, help="Make the keys of a job.", no_args
 
 
 @secret.command()
-def make(path: Annotated[Path, typer.Argument(help="A file that is not there yet")]) -> None:
+def make(path: Annotated[Path, typer.Argument(help="A new file")]) -> None:
     """Make a secret file for a job, its root key, that only you can read. `gradtide secret PATH` does the same."""
     from gradtide.transport.keys import make_secret_file
 
@@ -144,12 +148,12 @@ def make(path: Annotated[Path, typer.Argument(help="A file that is not there yet
 
 @secret.command()
 def derive(
-    path: Annotated[Path, typer.Argument(help="A file that is not there yet")],
+    path: Annotated[Path, typer.Argument(help="A new file")],
     role: Annotated[str, typer.Option(help="worker, or operator")],
-    name: Annotated[str, typer.Option(help="Whose it is; without a name, all of that role share one key")] = "",
+    name: Annotated[str, typer.Option(help="Name of the holder; without one, all of that role share a key")] = "",
     secret_file: SecretFile = None,
 ) -> None:
-    """Make the key of a worker or an operator, from which no other key follows."""
+    """Make the key of a worker or an operator; no other key can be derived from it."""
     from gradtide.transport.keys import derive_key_file
 
     derive_key_file(secret_file, path, role, name)

@@ -54,19 +54,21 @@ def train(
     schedule: Annotated[
         str | None, typer.Option(help="MODULE:FUNCTION from an optimizer to a scheduler of torch's")
     ] = None,
-    schedule_per: Annotated[str, typer.Option(help="What the schedule is stepped every: epoch or step")] = "epoch",
+    schedule_per: Annotated[
+        str, typer.Option(help="When the schedule is stepped: every epoch, or every step")
+    ] = "epoch",
     metric: Annotated[list[str] | None, typer.Option(help="MODULE:FUNCTION of outputs and targets; repeat")] = None,
     callback: Annotated[
         list[str] | None,
         typer.Option(help="MODULE:NAME of a function of events, or of an object, as an EarlyStopping(); repeat"),
     ] = None,
-    clip_norm: Annotated[float | None, typer.Option(help="The most that the whole gradient's norm may be")] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="The largest norm that the whole gradient may have")] = None,
     precision: Annotated[str | None, typer.Option(help="bf16: forward under autocast")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder with the four Fashion-MNIST files")] = None,
     devices: Annotated[
         str | None, typer.Option(help="How many, or which: 2, or cuda:0,cuda:1  [default: 2, or 1 for each worker]")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Train on so many processes, each with its devices")] = None,
+    workers: Annotated[int | None, typer.Option(help="Train on this many processes, each with its own devices")] = None,
     servers: Annotated[int, typer.Option(help="Processes that hold the parameters, for the workers")] = 0,
     sync: Annotated[
         str | None,
@@ -76,9 +78,9 @@ def train(
         ),
     ] = None,
     every: Annotated[
-        int | None, typer.Option(help="Each worker steps by itself, and every so many steps all are averaged")
+        int | None, typer.Option(help="Workers step by themselves, and are averaged every N steps")
     ] = None,
-    after: Annotated[int, typer.Option(help="With --every: the first so many steps are taken together")] = 0,
+    after: Annotated[int, typer.Option(help="With --every: the first N steps are taken together")] = 0,
     compress: Annotated[
         str | None, typer.Option(help="How gradients are made smaller between workers: int8, topk:0.01, auto, ...")
     ] = None,
@@ -102,7 +104,7 @@ def train(
     scale_batch: Annotated[bool, typer.Option("--scale-batch", help="k devices take k times the batch")] = False,
     lr_scaling: Annotated[str, typer.Option(help="With --scale-batch, the rate grows: none, sqrt or linear")] = "none",
     warmup_epochs: Annotated[
-        float | None, typer.Option(help="The rate rises over so many epochs  [default: 1 with --lr-scaling, else 0]")
+        float | None, typer.Option(help="The rate rises over N epochs  [default: 1 with --lr-scaling, else 0]")
     ] = None,
     sync_batch_norm: Annotated[
         bool, typer.Option("--sync-batch-norm", help="Batch normalisation over all devices' samples")
@@ -110,13 +112,13 @@ def train(
     baseline: Annotated[
         bool, typer.Option("--baseline", help="Train on one of the devices alone, too, and compare")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the first parameters and the order of the data")] = 0,
-    name: Annotated[str | None, typer.Option(help="Of the run's folder  [default: from the options and time]")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the first parameters and the order of the data")] = 0,
+    name: Annotated[str | None, typer.Option(help="Name of the run's folder  [default: options and time]")] = None,
     output: Annotated[Path, typer.Option(help="Where runs are kept")] = Path("runs"),
-    checkpoint_every: Annotated[int, typer.Option(help="Write a checkpoint every so many steps")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(help="Write a checkpoint every N steps")] = 0,
     checkpoint_to: Annotated[
         str | None,
-        typer.Option(help="Where: a folder or any fsspec address  [default: checkpoints in the run's folder]"),
+        typer.Option(help="Folder or fsspec address of checkpoints  [default: checkpoints in the run's folder]"),
     ] = None,
     keep: Annotated[int, typer.Option(help="Checkpoints to keep")] = 3,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest checkpoint, if there is one")] = False,

@@ -19,15 +19,15 @@ def dashboard(
         str,
         typer.Argument(metavar="RUN|ADDRESS", help="A run's folder, or a coordinator: unix:/path or tcp:host:port"),
     ],
-    port: Annotated[int, typer.Option(help="Of this machine; 0: any that is free")] = 0,
+    port: Annotated[int, typer.Option(help="Port of this machine; 0: any free one")] = 0,
     secret_file: SecretFile = None,
     insecure_network: InsecureNetwork = False,
     metrics_token: Annotated[
         Path | None,
-        typer.Option(help="A file with the token by which a Prometheus may read /metrics; made if it is not there"),
+        typer.Option(help="File with the token by which Prometheus may read /metrics; made if missing"),
     ] = None,
 ) -> None:
-    """Show a run, or a store, live in a browser of this machine: prints a link that is good for one browser."""
+    """Show a run, or a store, live in a browser of this machine; prints a link for one browser."""
     from gradtide.dashboard.serve import read_scrape_token, serve
     from gradtide.transport.keys import read_credentials
 

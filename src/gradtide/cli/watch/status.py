@@ -22,8 +22,8 @@ def status(
     secret_file: SecretFile = None,
     insecure_network: InsecureNetwork = False,
 ) -> None:
-    """Say how a store is, and what is wrong when a job hangs. The exit code is 1 if anything is wrong, or less safe
-    than was asked for."""
+    """Show the state of a store, and what is wrong when a job hangs. The exit code is 1 if anything is wrong, or less
+    safe than was asked for."""
     from gradtide.store.local.status import ask_status, complaints, notes
     from gradtide.transport.keys import read_credentials
 

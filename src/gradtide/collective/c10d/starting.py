@@ -12,10 +12,10 @@ __all__ = ["init"]
 
 
 def init(timeouts: Timeouts | None = None) -> None:
-    """Before `transformers.Trainer`, `accelerate.Accelerator` or DDP: they go over gradtide from here on.
+    """Call it before `transformers.Trainer`, `accelerate.Accelerator` or DDP: they go over gradtide from here on.
 
-    Those choose a backend by the device, and take what is there already. In a process that no launcher started there
-    is nobody to talk to, and nothing is done. CPU tensors alone travel over gradtide's process group.
+    They choose a backend by the device, and use a process group that is there already. In a process that no launcher
+    started there is no other worker, and nothing is done. Only CPU tensors travel over gradtide's process group.
     """
     if dist.is_initialized():
         backend = dist.get_backend()

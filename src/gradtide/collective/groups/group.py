@@ -56,9 +56,9 @@ Create = Callable[[Signature, tuple[int, ...], torch.dtype, float], Tensor]
 class Group:
     """Ranks that work together. All of them call the same operations in the same order.
 
-    Every operation takes `timeout_s` (how long a rank that lives may be missing before PeerTimeout; half an hour unless
-    said) and `async_op` (return a Handle at once; the operation runs in the background, in order). One that changes its
-    tensor in place returns it.
+    Every operation takes `timeout_s` (how long a living rank may be missing before PeerTimeout; half an hour by
+    default) and `async_op` (return a Handle at once; the operation runs in the background, in order). An operation that
+    changes its tensor in place returns it.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Group:
     def part(self, ranks: Sequence[int], *, timeout_s: float | None = None) -> "Group":
         """A group of some of these ranks, in increasing order. They alone call it, all in the same order.
 
-        What it does queues behind nothing that this group, or another part, is asked for.
+        Its operations do not queue behind those of this group, or of another part.
         """
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         token, backend, runner, host_of = join_part(self, self._met_at, ranks, limit_s)
@@ -216,7 +216,7 @@ class Group:
         return self._calls.in_place(signature, tensor, work, async_op, timeout_s)
 
     def schedule(self, strategy: Strategy, size_bytes: int) -> Schedule:
-        """The schedule that an all_reduce of so many bytes would follow.
+        """The schedule that an all_reduce of this many bytes would follow.
 
         Sizes up to the same power of two have one: to plan takes a second, and chunks are shares of any size.
         """
@@ -335,7 +335,7 @@ class Group:
     ) -> Any:
         """Of a flat tensor, sizes[r] elements go to rank r, one rank's after the other's; out_sizes[r] come from it.
 
-        Every rank first says how many go to whom: they need not be as many for all."""
+        Every rank first tells the others how many go to each: the numbers may differ."""
         counts = torch.tensor([[*sizes], [*out_sizes]])
         given, wanted = self.all_gather(counts, timeout_s=timeout_s).unbind(1)  # [from, to], [to, from]
         check_split(given, wanted)
@@ -359,7 +359,7 @@ class Group:
         return self._calls.lane.inside()
 
     def help(self, handle: Handle[Any]) -> None:
-        """Who is in the background and about to wait for something asked for later calls this first."""
+        """Call this first in the background, before waiting for an operation that was called later."""
         self._calls.lane.help(handle)
 
     # --- Messages ---
@@ -383,7 +383,7 @@ class Group:
     ) -> Any:
         """Receives what `source` (None: any rank) sent with this tag into the tensor.
 
-        The handle of one from anybody knows who it was, once it is done: `handle.source`.
+        The handle of a receive from any rank knows which it was, once it is done: `handle.source`.
         """
         if source is not None:
             self._check_peer(source, "receive from")
@@ -433,14 +433,16 @@ class Group:
     def probe(self, budget_s: float = 2.0, *, remembered: bool = False) -> Topology:
         """Measures the links between all ranks, one pair at a time, and plans on them from now on.
 
-        All ranks call it together. remembered: what a group of this process between the same hosts has found will do.
+        All ranks call it together. remembered: take what a group of this process between the same hosts has found, if
+        any.
         """
         self.topology = measure_links(self, budget_s, remembered)
         self._chosen.clear()
         return self.topology
 
     def explain(self, *, probe: bool = False) -> str:
-        """Which way collectives go; between hosts also how long they took and, where links were measured, should take.
+        """Says which way collectives go; between hosts also how long they took and, where links were measured, should
+        take.
 
         With probe=True all ranks call it together: it measures collectives for half a second at most, unless a group
         of this process between the same hosts has done so.
@@ -458,18 +460,18 @@ class Group:
         return self._backend.flows if isinstance(self._backend, ManyHosts) else 0
 
     def use_flows(self, wanted: int, *, keep: bool = False) -> None:
-        """All ranks call it together: collectives between hosts go over so many connections from now on, with the same
-        bits. keep: those that are left over, for another change."""
+        """All ranks call it together: collectives between hosts go over this many connections from now on, with the
+        same bits. keep: keep connections that are left over, for another change."""
         if not 1 <= wanted <= MOST_FLOWS:
             raise ConfigError(f"{wanted} flows make no sense; 1 to {MOST_FLOWS} do")
         self._calls.use_flows(wanted, keep=keep)
 
     def set_timeout(self, timeout_s: float) -> None:
-        """How long a rank may be missing from now on, where an operation says nothing else."""
+        """Sets how long a rank may be missing from now on, unless an operation says otherwise."""
         self.timeout_s = self._calls.timeout_s = timeout_s
 
     def set_notice(self, notice_s: float) -> None:
-        """After how long a wait a line says, once, who is waited for, and where in its code that rank is."""
+        """Sets after how long a wait a line names, once, the rank that is waited for, and where in its code it is."""
         self._host.board.notice_s = notice_s
         if isinstance(self._backend, ManyHosts):
             self._backend.watch.notice_s = notice_s
@@ -493,13 +495,14 @@ class Group:
     # --- Ending ---
 
     def lose(self, ranks: Sequence[int]) -> None:
-        """From any thread: these ranks are dead, says whoever watches over the job. What waits for them raises PeerLost
-        at once; a wire that was cut would let it wait for seconds."""
+        """Declares these ranks dead, from any thread, for what watches over the job. Whatever waits for them raises
+        PeerLost at once; a wire that was cut would let it wait for seconds."""
         if isinstance(self._backend, ManyHosts):
             self._backend.lose(ranks)
 
     def close(self) -> None:
-        """Leaves the group. What was asked for before ends first, but receives that nothing has come for do not."""
+        """Leaves the group. Operations that were called before are finished first, except for receives that nothing has
+        come for."""
         self._close(in_good_order=True)
 
     def _close(self, *, in_good_order: bool) -> None:

@@ -52,13 +52,14 @@ def split_batch(
     pieces: int = 1,
     sizes: Sequence[int] | None = None,
 ) -> list[DeviceBatch]:
-    """Cuts (inputs, targets) into at most one shard a device, of sizes one apart at most, and copies each there.
+    """Cuts (inputs, targets) into at most one shard for each device, and copies each there. Sizes differ by at most
+    one.
 
     The shards' weights add up to 1, so the weighted sum of their mean gradients is the gradient of the batch's mean,
-    however uneven the cut. A batch with fewer samples than devices leaves the last devices without one. `of`: this is
-    a worker's part of a batch of so many samples. `pieces`: each device computes its shard in so many, or in as many as
-    the smallest shard has samples: all devices in equally many, since they may meet in each (in batch normalisation).
-    `sizes`: a shard of so many samples for each device.
+    however uneven the cut. A batch with fewer samples than devices leaves the last devices without one. `of`: the
+    number of samples of the batch that this is a worker's part of. `pieces`: each device computes its shard in this
+    many pieces, or in as many as the smallest shard has samples; all devices have equally many, since they may meet in
+    each (in batch normalisation). `sizes`: the number of samples of each device's shard.
     """
     inputs, targets = batch
     samples, labels = length(inputs), length(targets)

@@ -107,7 +107,8 @@ def _autocast_around(work: Callable[[int], Any], kinds: set[str]) -> Callable[[i
 
 
 class DevicePool:
-    """A thread a device. On CPU each computes with its part of the cores, so that the devices run side by side."""
+    """One thread for each device. On CPU each computes with its part of the cores, so that the devices run side by
+    side."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = tuple(devices)

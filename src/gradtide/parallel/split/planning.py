@@ -63,7 +63,7 @@ def split(
     clip_norm: float | None = None,
     speeds: float | Sequence[float] = (),
 ) -> SplitPlan:
-    """The fastest way to split a model over some devices, and all others that were looked at.
+    """Finds the fastest way to split a model over some devices; the result also has all others that were looked at.
 
     `example` is a batch of its inputs (`batch` samples are planned for, or as many as it has). `topology` is a preset,
     a file, or the devices of this process; `memory` what a device has ("2GB"), or one for each. `cuts` names where the

@@ -67,9 +67,9 @@ def connect(
     """Connects to the store whose coordinator listens at `address`; several coordinators are listed with commas.
 
     With `worker` this process joins the rounds as that worker; `workers` says how many the first round should wait
-    for. `consistency` is what keys are initialised with: "async", "bsp" or "bounded:k". `emit` hears when replicas are
-    missing (`Degraded`). Over TCP it needs a `secret_file` (else GRADTIDE_SECRET_FILE names it); what goes to other
-    machines is encrypted, unless `insecure_network` says that everybody on the way may read and change it.
+    for. `consistency` is what keys are initialised with: "async", "bsp" or "bounded:k". `emit` is called when replicas
+    are missing (`Degraded`). Over TCP it needs a `secret_file` (otherwise GRADTIDE_SECRET_FILE names it). Traffic to
+    other machines is encrypted, unless `insecure_network` says that anybody on the path may read and change it.
     """
     where, delay = parse_coordinators(address), parse_consistency(consistency)
     credentials = read_credentials(secret_file, insecure_network=insecure_network)
@@ -96,8 +96,8 @@ def connect(
 
 
 class Store:
-    """A key-value store over many servers. Use it from any thread; close it, or use it in a `with`. One that is dropped
-    leaves when everything that it was asked for is done."""
+    """A key-value store over many servers. Use it from any thread; close it, or use it in a `with`. A store that is
+    dropped without that leaves when all its operations are done."""
 
     def __init__(self, engine: Engine, delay: int | None = None) -> None:
         self._engine, self._session = engine, engine.session
@@ -122,7 +122,7 @@ class Store:
     ) -> None:
         """Creates a key, or several. The same again is fine; other values, shape, dtype or update rule are refused.
 
-        `compress` ("int8", "topk:0.01") makes what is pushed to it smaller, and in rounds what workers pull too.
+        `compress` ("int8", "topk:0.01") makes pushes to it smaller, and in rounds also what workers pull.
         """
         named = {key: value} if isinstance(key, str) else dict(key)
         delay = self._delay if consistency is None else parse_consistency(consistency)
@@ -189,8 +189,8 @@ class Store:
     ) -> Handle[None] | None:
         """Adds a contribution to one key, a list of keys or a dict. The handle is done when it is in the value.
 
-        Outside of rounds that is when it was applied; in bsp and bounded, when its round is closed. Of a
-        compressed key, `whole` sends this one as it is, and `flush` also all that compression has left out so far.
+        Outside of rounds that is when it was applied; in bsp and bounded, when its round is closed. For a compressed
+        key, `whole` sends this push uncompressed, and `flush` also sends all that compression has left out so far.
         """
         piece_map = self._catalogue.piece_map(key, None)
         views = sources(piece_map, key, value, "push")
@@ -240,7 +240,7 @@ class Store:
     ) -> Any:
         """A push, and the values right after it was applied, in one trip. With wait=False a handle of them.
 
-        Of keys that are compressed it is a push and then a pull, so it waits.
+        For compressed keys it is a push and then a pull, so it waits.
         """
         if wait and (found := self._fast.try_push_pull(key, value, out, weight)) is not None:
             return found
@@ -273,7 +273,8 @@ class Store:
 
     def residuals(self) -> dict[str, Tensor]:
         """What compression has left out of this client's pushes so far, by key: it is part of the next push. A program
-        that keeps its own checkpoints keeps it too; several workers' may be added up, and given to any of them."""
+        that keeps its own checkpoints has to keep it, too. Residuals of several workers may be added up, and given to
+        any of them."""
         return self._compression.read_residuals()
 
     def add_residuals(self, residuals: Mapping[str, Tensor], *, instead: bool = False) -> None:
@@ -286,8 +287,8 @@ class Store:
         self._compression.add_residuals(residuals, instead=instead)
 
     def flush_residuals(self) -> None:
-        """Pushes all that compression has left out so far, each key's as a push of its own. For keys outside of rounds:
-        in rounds who leaves takes it along with its last push."""
+        """Pushes all that compression has left out so far, each key's as a push of its own. This is for keys outside of
+        rounds: in rounds, a worker that leaves sends it with its last push."""
         for key, left in self.residuals().items():
             if self._session.specs[key].delay is None:
                 self.push(key, torch.zeros_like(left), flush=True, wait=True)
@@ -321,7 +322,7 @@ class Store:
         return handle.wait(timeout_s) if wait else handle
 
     def begin_checkpoint(self, path: str | os.PathLike[str], options: CheckpointOptions) -> Handle[Taken]:
-        """The same, with more to say; for those who add files of their own."""
+        """The same with more options, for callers that add files of their own."""
         if options.keep is not None and options.keep < 1:
             raise ConfigError(f"keep={options.keep} would leave no checkpoint; keep 1 or more")
         return begin_checkpoint(self._engine, shelf_of(path), options, self._catalogue.round_now)
@@ -400,12 +401,12 @@ class Store:
             return list(self._session.ended.values())
 
     def wait_for_members(self, count: int, timeout_s: float) -> None:
-        """Until it is known here that so many workers are in this worker's step: others may know it earlier."""
+        """Waits until this client knows that `count` workers are in this worker's step; others may know it earlier."""
         if not self._engine.wait_for_word(lambda: len(self._session.members) >= count, timeout_s):
             raise PeerTimeout(f"of {count} workers only {len(self.members)} are in the rounds after {timeout_s:g} s")
 
     def wait_until_members_are_known(self, timeout_s: float) -> None:
-        """After a pull: until `members` are those of the step that this worker begins, as the servers know them."""
+        """After a pull, waits until `members` are those of the step that this worker begins, as servers know them."""
         if not self._engine.wait_for_word(lambda: self._session.knows_members, timeout_s):
             raise PeerTimeout(
                 f"the coordinator has not said within {timeout_s:g} s who is in step {self.step}, though the servers "
@@ -413,14 +414,15 @@ class Store:
             )
 
     def begin_at(self, step: int) -> None:
-        """This worker's next step is this one, if it is not there yet; it comes by those before without a push."""
+        """Makes this the worker's next step, if it is not there yet; it passes the steps before without a push."""
         with self._engine.turn as session:
             session.step = max(session.step, step)
 
     def announce_leave(self, *, now: bool = False) -> int:
-        """Says that this worker will go in a few rounds, so that the others share the batches of those that follow; or
-        `now`, that it has taken its last step. Returns the first step that it need not take. Close the store when the
-        last push before it is done: until then the others know that its part of those rounds is there."""
+        """Says that this worker will leave in a few rounds, so that the others share the batches of the rounds after
+        that; or, with `now`, that it has taken its last step. Returns the first step that it need not take. Close the
+        store when the last push before that step is done: until then the others know that its part of those rounds is
+        there."""
         with self._engine.turn as session:
             until, told = session.announce_leave(now=now)
             self._engine.obey(told)
@@ -428,11 +430,12 @@ class Store:
         return until
 
     def wait_until_leave_is_known(self, timeout_s: float) -> None:
-        """After `announce_leave`: until the coordinator has told all. This worker then knows who has gone before."""
+        """After `announce_leave`, waits until the coordinator has told all. This worker then knows which workers left
+        before."""
         self._engine.wait_for_word(lambda: self._session.leave_is_known, timeout_s)
 
     def close(self) -> None:
-        """Leaves the store; what is still open fails."""
+        """Leaves the store; operations that are still open fail."""
         self._engine.close()
 
     def __enter__(self) -> Self:

@@ -180,11 +180,11 @@ def local_servers(
     """Starts a store on this machine: `with gradtide.local_servers(2) as servers: ...`.
 
     With `replicas=1` each shard is on two servers, and nothing that was acknowledged is lost when one of them dies.
-    With `restore` it begins with a checkpoint, of however many servers. `after_loss` says what becomes of shards when
-    more servers die than there are replicas: they begin empty, or with the last of `checkpoints`: they alone
-    ("continue"), or all shards together ("rewind"). A worker that hangs is struck off after `worker_lease_s`, and is in
-    again when it goes on. `semirings` are reductions of your own, as "package.module:name"; `events` is a folder where
-    all write down what happens, for `gradtide trace`.
+    With `restore` it begins with a checkpoint, of however many servers. `after_loss` says what happens to shards when
+    more servers die than there are replicas: they begin empty, or with the last of `checkpoints`, either the lost
+    shards alone ("continue") or all shards together ("rewind"). A worker that hangs is struck off after
+    `worker_lease_s`, and is in again when it goes on. `semirings` are reductions of your own, as "package.module:name";
+    `events` is a folder where all processes write down what happens, for `gradtide trace`.
     """
     recovering = Recovering(_text(restore), _text(checkpoints), after_loss)
     return LocalServers(

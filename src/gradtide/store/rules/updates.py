@@ -96,7 +96,7 @@ def _plain_number(name: str, value: Any) -> Any:
 
 
 def update(name: str, *, reduce: Literal["mean", "sum"] = "mean", **arguments: Any) -> UpdateRule:
-    """An update rule for `store.init`, checked here so that a mistake is told before anything is sent."""
+    """An update rule for `store.init`, checked here so that a mistake is reported before anything is sent."""
     if reduce not in ("mean", "sum"):
         raise ConfigError(f"reduce is {reduce!r}; say 'mean' or 'sum'")
     plain = {argument: plain_argument(argument, value) for argument, value in arguments.items()}

@@ -12,7 +12,7 @@ __all__ = ["CSVLog", "TensorBoardLog"]
 
 
 class CSVLog:
-    """Every epoch's figures as a line of a CSV file. A run that is resumed writes the lines before it, too."""
+    """Writes every epoch's figures as a line of a CSV file. A resumed run writes the lines before it, too."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -38,7 +38,7 @@ class CSVLog:
 
 
 class TensorBoardLog:
-    """Every epoch's figures as scalars for `tensorboard --logdir folder`."""
+    """Writes every epoch's figures as scalars for `tensorboard --logdir folder`."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = str(folder)
