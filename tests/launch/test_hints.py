@@ -31,7 +31,8 @@ def test_names_in_ps_and_hints_on_options_and_servers(script):
         ("print(1)", ("--workers", "2"), "--workers"),
         ("print(1)", ("--lr", "1", "--min-workers=2"), "--min-workers"),
         ("parser.add_argument('--workers')", ("--workers", "2"), ""),
-        ("def main(min_workers: int): ...", ("--min-workers", "2"), ""),
+        ("import fire\ndef main(min_workers: int): ...", ("--min-workers", "2"), ""),
+        ("print(gradtide.workers())", ("--workers", "2"), "--workers"),
         ("print(1)", ("--lr", "2"), ""),
     ],
 )

@@ -210,3 +210,37 @@ def test_workers_whose_server_dies_go_back_and_end_bit_for_bit_as_if_it_had_not(
     assert seen(tmp_path / "runs" / "fire") == seen(tmp_path / "runs" / "calm")
     events = [timed.event for timed in LogReader(tmp_path / "runs" / "fire" / "worker-0.jsonl").read()]
     assert sum(isinstance(event, BatchDone) for event in events) > 36  # some steps were done twice
+
+
+@pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=["one process", "workers"])
+def test_a_run_that_cannot_go_on_keeps_its_last_model(tmp_path, workers):
+    def train(*more):
+        words = [
+            "-m",
+            "gradtide",
+            "train",
+            "--name",
+            "kept",
+            "--output",
+            str(tmp_path),
+            "--batch-size",
+            "512",
+            *workers,
+        ]
+        done = subprocess.run([loaded_python(), *words, *more], capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stderr
+
+    assert train("--epochs", "2", "--checkpoint-every", "4")[0] == 0
+    model = (tmp_path / "kept/model.safetensors").read_bytes()
+    for more, line in (
+        (("--epochs", "2", "--lr", "0.01"), "was made with lr 0.2, not 0.01; resume with the same"),
+        (("--epochs", "1"), "is in epoch 2, beyond --epochs 1"),
+        (("--epochs", "3", "--optimizer", "Adamm"), "Adamm"),
+        (("--epochs", "2", "--checkpoint-to", str(tmp_path / "none")), "no checkpoint in"),
+    ):
+        code, said = train("--resume", *more)
+        assert code == 2, said
+        assert line in said
+        assert (tmp_path / "kept/model.safetensors").read_bytes() == model, more
+    assert train("--resume", "--epochs", "2")[0] == 0
+    assert (tmp_path / "kept/model.safetensors").read_bytes() == model

@@ -381,3 +381,10 @@ def test_over_servers_parameters_and_rates_are_those_of_one_process(tmp_path, fo
             own = ["lr"] if rank else [name for name in one["columns"] if name not in ("loss", "accuracy")]
             for name in own:  # each worker knows its own losses, and one of them evaluates
                 assert found["columns"][name] == pytest.approx(one["columns"][name], abs=1e-10), name
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("callback", [gradtide.EarlyStopping, lambda watch: gradtide.BestModel(watch=watch)])
+def test_what_others_call_otherwise_is_told_before_an_epoch_has_passed(callback):
+    with pytest.raises(ConfigError, match="'val_loss' is called 'validation_loss' here"):
+        callback("val_loss")

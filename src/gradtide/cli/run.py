@@ -140,7 +140,10 @@ def _say_if_unused(address: str, script: str) -> None:
 
     with contextlib.suppress(CommunicationError):
         if holds_nothing(ask_status(address)):
-            how = 'DataParallel(..., gradtide.Servers("bsp")), or gradtide.connect(os.environ["GRADTIDE_STORE"])'
+            how = (
+                'fit(..., sync=gradtide.Servers("bsp")), DataParallel(..., gradtide.Servers("bsp")), or '
+                'gradtide.connect(os.environ["GRADTIDE_STORE"])'
+            )
             typer.echo(f"gradtide: {script} put nothing on the servers; it uses them by {how}", err=True)
 
 

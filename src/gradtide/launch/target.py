@@ -13,6 +13,22 @@ from gradtide.errors import ConfigError
 
 __all__ = ["Target", "check_target", "misplaced", "names_in"]
 
+# What a script that reads its arguments mentions, of Python's own and of libraries.
+_READS_ARGUMENTS = (
+    "argv",
+    "ArgumentParser",
+    "CLI",
+    "absl",
+    "add_argument",
+    "argparse",
+    "click",
+    "docopt",
+    "fire",
+    "hydra",
+    "typer",
+    "tyro",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -60,8 +76,10 @@ def misplaced(target: Target, options: Iterable[str]) -> str:
     """The first of these options that stands behind the script, which does not know it; "" if there is none."""
     found = next((word.partition("=")[0] for word in target.arguments if word.partition("=")[0] in options), "")
     with contextlib.suppress(OSError):
-        if found and not target.is_module and found[2:].replace("-", "_") not in _text(target).replace("-", "_"):
-            return found
+        if found and not target.is_module:
+            text = _text(target)
+            reads = any(word in text for word in _READS_ARGUMENTS)
+            return "" if reads and found[2:].replace("-", "_") in text.replace("-", "_") else found
     return ""
 
 

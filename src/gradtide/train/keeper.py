@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from gradtide.store import Store
     from gradtide.train.run import Run
 
-__all__ = ["Checkpoints", "Keeper", "Resumed"]
+__all__ = ["Checkpoints", "Keeper", "Resumed", "check_same"]
 
 _LOOK_S = 0.02
 _LAST_S = 10.0  # for what is being written when a run is interrupted
@@ -196,12 +196,7 @@ class Keeper:
     def _check_options(self, saved: dict[str, Any], where: str) -> None:
         if self._apart != bool(saved.get("apart")):
             raise ConfigError(f"{where} was made {'without' if self._apart else 'with'} Local; resume with the same")
-        for name, value in self._options.items():
-            if name == "workers":
-                continue
-            before = saved.get(name, _BEFORE.get(name, value))
-            if before != value:
-                raise ConfigError(f"{where} was made with {name} {before}, not {value}; resume with the same")
+        check_same(saved, self._options, where)
 
     # --- writing ---
 
@@ -316,6 +311,14 @@ class _Mine:
         self.place.commit(
             f"{self.folder}/{name}.json", msgspec.json.encode(_FileLine(entry, self._position, self.state))
         )
+
+
+def check_same(saved: dict[str, Any], options: dict[str, Any], where: str) -> None:
+    """Raises ConfigError if a run can't go on because it was begun in another way."""
+    for name, value in options.items():
+        before = saved.get(name, _BEFORE.get(name, value))
+        if before != value and name != "workers":
+            raise ConfigError(f"{where} was made with {name} {before}, not {value}; resume with the same")
 
 
 def _read(place: Place, entry: FileEntry) -> dict[str, Tensor]:

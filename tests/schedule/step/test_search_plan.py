@@ -110,7 +110,7 @@ def test_a_budget_that_nothing_fits_into_is_refused_with_one_that_something_does
         plan_split(costs, 2, wired(2), "10MB")
     assert "\n" not in str(refused.value)
     words = str(refused.value)
-    assert words.startswith("no layout on 2 devices fits into 10 MB a device: ")
+    assert words.startswith("no layout on 2 devices is sure to fit into 10 MB a device: ")
     would_do = words.split(": ")[1].split(" would do")[0]
     assert plan_split(costs, 2, wired(2), would_do).table
 

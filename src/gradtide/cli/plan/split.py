@@ -181,7 +181,7 @@ def split_text(found: "SplitPlan", model: str, rivals: "list[SplitRow | str]") -
     title = f"{model}, {found.costs.samples} samples, on {found.devices.topology.name} ({len(found.devices)} devices)"
     notes = [f"{name}: {why}." for name, why in found.skipped.items()]
     notes += [f"{row}." for row in rivals if isinstance(row, str)]
-    least = f"The least memory a device, in any layout: {on}."
+    least = f"Memory a device that is sure to be enough for some layout: {on}."
     return "\n".join([styled(BOLD, title), *lines, "", f"{found.explain()}.", least, *(styled(DIM, n) for n in notes)])
 
 

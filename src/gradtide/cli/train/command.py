@@ -274,14 +274,12 @@ def _one_run(
     from gradtide.observe.meter import Meter
     from gradtide.train.loop import fit
     from gradtide.train.models import build_model
-    from gradtide.train.steering.best import write_model
+    from gradtide.train.steering.best import without_old_model, write_model
 
     train_data, test_data = datasets
     model = build_model(settings.model, settings.fit["seed"])
     meter, record = Meter(), folder.observer(title)
     final = folder.metrics.parent / "model.safetensors"
-    if not baseline:
-        final.unlink(missing_ok=True)  # of the run that this one goes on with
     with _Progress(title, _samples(train_data, settings.fit["epochs"]), show) as progress:
 
         def emit(event: Event) -> None:
@@ -293,7 +291,8 @@ def _one_run(
         keeping, options = settings.keeping(), settings.arguments()
         if baseline:
             options.pop("split", None)
-        options |= {"devices": devices, "checkpoints": keeping, "progress": False, "emit": emit}
+        options |= {"devices": devices, "checkpoints": keeping, "progress": False}
+        options["emit"] = emit if baseline else without_old_model(final, emit)
         fit(model, train_data, validation=test_data, **options)
     if not baseline:
         write_model(final, model.state_dict())

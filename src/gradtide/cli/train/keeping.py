@@ -10,6 +10,7 @@ from gradtide.errors import ConfigError
 from gradtide.events import CheckpointFailed, Event
 
 if TYPE_CHECKING:
+    from gradtide.checkpoint.shelf import Taken
     from gradtide.train.settings import Settings
 
 __all__ = ["before_resuming", "check_keeping", "plan_keeping", "tell_failure"]
@@ -40,25 +41,44 @@ def plan_keeping(keeping: dict[str, Any], settings: "Settings", path: Path, sync
 
     where = keeping["to"] or str(path.absolute() / "checkpoints")
     newest = Shelf(where).newest() if keeping["resume"] else None
-    if keeping["resume"] and newest is None:
-        print(f"gradtide: no checkpoint in {where} yet; beginning with step 1", file=sys.stderr, flush=True)
-    if newest is not None:
-        print(
-            f"gradtide: going on after step {newest.manifest.step}, from {newest.address}", file=sys.stderr, flush=True
-        )
     alike = ("batch_size", "accumulate", "lr", "scale_batch", "lr_scaling", "warmup_epochs", "seed")
     options = {name: settings.fit[name] for name in alike}
     options |= {"model": settings.model, "data": settings.data}
     if "split" not in settings.fit:  # a split model goes on under any other layout
         options["devices"] = len(find_devices(settings.devices))
+    options |= {"sync": sync} if sync is not None else {}
+    if keeping["resume"]:
+        _tell_resume(newest, options, settings.fit["epochs"], where, path)
     return {
         "path": where,
         "every": keeping["every"],
         "keep": keeping["keep"],
         "resume": newest.address if newest is not None else "",
         "token": os.urandom(3).hex(),
-        "options": options | ({"sync": sync} if sync is not None else {}),
+        "options": options,
     }
+
+
+def _tell_resume(newest: "Taken | None", options: dict[str, Any], epochs: int, where: str, path: Path) -> None:
+    """Says where a run goes on, or why it can't, before anything of what is there is touched."""
+    if newest is None:
+        if any((path / name).exists() for name in ("metrics.jsonl", "worker-0.jsonl")):
+            raise ConfigError(
+                f"{path} holds a run, and there is no checkpoint in {where} to go on from; choose another --name"
+            )
+        print(f"gradtide: no checkpoint in {where} yet; beginning with step 1", file=sys.stderr, flush=True)
+        return
+    train = newest.manifest.train
+    if train is not None:  # else it is a store's, which is refused when it is read
+        from gradtide.train.keeper import check_same
+
+        check_same(train["options"], options, newest.address)
+        at = train["lines"][0]["position"]
+        if (at["epoch"], at["in_epoch"]) > (epochs + 1, 0) or (at["epoch"] > epochs and at["in_epoch"]):
+            raise ConfigError(
+                f"{newest.address} is in epoch {at['epoch']}, beyond --epochs {epochs}; say a larger number"
+            )
+    print(f"gradtide: going on after step {newest.manifest.step}, from {newest.address}", file=sys.stderr, flush=True)
 
 
 def before_resuming(

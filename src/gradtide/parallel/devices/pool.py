@@ -56,7 +56,7 @@ def _torch_device(name: str) -> torch.device:
         return torch.device("cpu")
     if int(number or 0) >= torch.cuda.device_count():
         raise DeviceError(
-            f"no device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices; try --devices 2"
+            f"no device {name!r}: this machine has {torch.cuda.device_count()} CUDA devices; give a number, as 2"
         )
     return torch.device("cuda", int(number or 0))
 

@@ -320,7 +320,8 @@ def _nothing_fits(search: LayoutSearch) -> str:
     count = len(search.devices)
     needed = short_size(least_bytes(search) * 1.0006)  # so that four digits of it are enough
     on = "1 device" if count == 1 else f"{count} devices"
-    return f"no layout on {on} fits into {have} a device: {needed} would do, or more devices, or a smaller batch"
+    what = f"no layout on {on} is sure to fit into {have} a device"
+    return f"{what}: {needed} would do, or more devices, or a smaller batch"
 
 
 def _bytes_on(search: LayoutSearch) -> dict[int, float]:

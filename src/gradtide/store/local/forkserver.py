@@ -207,7 +207,8 @@ def _load_what_servers_use() -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; its end of the pipe then closes
     _load_what_servers_use()
-    StoreForkServer().run()
+    with contextlib.suppress(BrokenPipeError):  # who started us is gone already
+        StoreForkServer().run()
     os._exit(0)  # all is stopped and removed; Python would take a second to unload torch, and somebody waits
 
 

@@ -10,10 +10,15 @@ from torch import Tensor, nn
 from gradtide.checkpoint.places import open_place
 from gradtide.checkpoint.tensor_file import TensorFile, TensorGroup, write_file
 from gradtide.errors import ConfigError
+from gradtide.events import BatchStarted, Emit, Event
 from gradtide.train.position import History
 from gradtide.train.steering.callbacks import EpochEnd, FitEnd
 
-__all__ = ["BestModel", "EarlyStopping", "write_model"]
+__all__ = ["BestModel", "EarlyStopping", "without_old_model", "write_model"]
+
+
+# As Keras and Lightning call it.
+_ELSEWHERE = {"val_loss": "validation_loss", "val_acc": "validation_accuracy", "val_accuracy": "validation_accuracy"}
 
 
 def _values(history: History, name: str) -> list[float]:
@@ -37,6 +42,8 @@ def _best(values: list[float], mode: str, at_least: float) -> int:
 
 
 def _mode(mode: str | None, name: str) -> str:
+    if name in _ELSEWHERE:  # said now, not after an epoch
+        raise ConfigError(f"watch={name!r} is called {_ELSEWHERE[name]!r} here")
     if mode is None:
         return "min" if "loss" in name or "error" in name else "max"
     if mode not in ("min", "max"):
@@ -116,6 +123,21 @@ class BestModel:
             self._kept = state
         if self._path is not None and is_main:
             write_model(Path(self._path), state)
+
+
+def without_old_model(path: Path, emit: Emit) -> Emit:
+    """An observer that tells `emit`. The model of the run that goes on is no longer its last once a step has begun; a
+    run that is refused before leaves it."""
+    begun = False
+
+    def observe(event: Event) -> None:
+        nonlocal begun
+        if not begun and isinstance(event, BatchStarted):
+            begun = True
+            path.unlink(missing_ok=True)
+        emit(event)
+
+    return observe
 
 
 def write_model(path: Path, state: Mapping[str, Tensor]) -> None:

@@ -9,7 +9,7 @@ from gradtide.sync import current_job
 from gradtide.train.loop import fit
 from gradtide.train.models import build_model
 from gradtide.train.settings import Settings
-from gradtide.train.steering.best import write_model
+from gradtide.train.steering.best import without_old_model, write_model
 
 __all__ = ["main"]
 
@@ -19,12 +19,11 @@ def main(argument: str) -> None:
     log = EventLog(log_path(Path(settings.folder), current_job().rank))
     train, test = settings.load()
     final = Path(settings.folder) / "model.safetensors"
-    if current_job().rank == 0:
-        final.unlink(missing_ok=True)  # of the run that this one goes on with
+    emit = without_old_model(final, log.observe) if current_job().rank == 0 else log.observe
     try:
         model, keeping = build_model(settings.model, settings.fit["seed"]), settings.keeping()
         given = {"devices": settings.devices, "sync": settings.how(), "checkpoints": keeping, **settings.arguments()}
-        fit(model, train, validation=test, progress=False, emit=log.observe, **given)
+        fit(model, train, validation=test, progress=False, emit=emit, **given)
         if current_job().rank == 0:
             write_model(final, model.state_dict())
     finally:
