@@ -384,7 +384,7 @@ def test_over_servers_parameters_and_rates_are_those_of_one_process(tmp_path, fo
 
 
 @pytest.mark.quick
-@pytest.mark.parametrize("callback", [gradtide.EarlyStopping, lambda watch: gradtide.BestModel(watch=watch)])
+@pytest.mark.parametrize("callback", [gradtide.EarlyStopping, lambda watch: gradtide.BestModel("best", watch)])
 def test_what_others_call_otherwise_is_told_before_an_epoch_has_passed(callback):
     with pytest.raises(ConfigError, match="'val_loss' is called 'validation_loss' here"):
         callback("val_loss")
