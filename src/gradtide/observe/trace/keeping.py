@@ -20,9 +20,8 @@ class KeptSteps:
     def describe(self) -> str:
         if self.stride == 1:
             return f"all steps, {self.first} to {self.last}"
-        return f"the first {self.edge} and the last {self.edge} of steps {self.first} to {self.last}, and every " + (
-            f"{self.stride}th in between"
-        )
+        ends = f"the first {self.edge} and the last {self.edge} of steps {self.first} to {self.last}"
+        return f"{ends}, and one of {self.stride} in between"
 
 
 def keep_steps(first: int, last: int, most: int) -> KeptSteps:
