@@ -110,16 +110,16 @@ def simulate_folded(
     # The places that ops run between are now: here, and one for each class of pairs.
     ops = tuple(op._replace(src=len(distances), dst=int(at)) for op, at in zip(seed.ops, column, strict=True))
     flat = replace(seed, ranks=(*map(str, range(len(distances))), "here"), ops=ops)
-    start, moving, end = timed(flat, folding, chunk_bytes, latency)
+    times = timed(flat, folding, chunk_bytes, latency)
     sent = np.bincount(column, [chunk_bytes[op.chunk] for op in seed.ops], len(distances))
     carried = folding.loads @ sent
     busy = carried / routes.rates
     busiest = int((busy >= busy.max() * (1 - 1e-9)).argmax())
     run = Simulation(
-        seconds=float(end.max(initial=0.0)),
-        start_s=start,
-        moving_s=moving,
-        end_s=end,
+        seconds=float(times.end_s.max(initial=0.0)),
+        start_s=times.start_s,
+        moving_s=times.moving_s,
+        end_s=times.end_s,
         link_bytes=carried[: len(routes.topology.links)],
         busiest_link=routes.names[busiest],
         busiest_seconds=float(busy[busiest]),

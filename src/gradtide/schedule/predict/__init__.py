@@ -3,6 +3,9 @@
 resources.py         links and wires that ops compete for
 sharing.py           how flows share them: max-min fair
 simulate.py          when each op starts and ends, what each link carries
+op_arrays.py         a list of ops as arrays
+many_ops.py          when each of many ops starts and ends
+compiled_flows.py    the same, compiled
 sent.py              how much each process sends to each other
 servers_model.py     the same for parameter servers in very large clusters
 exchange_model.py    and for collectives over direct links between hosts, by what a few have taken

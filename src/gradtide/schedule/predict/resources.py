@@ -16,6 +16,7 @@ class Resources:
     def __init__(self, topology: Topology, routes: Routes | None = None) -> None:
         self._routes = routes or Routes(topology)
         self._number = {link: at for at, link in enumerate(topology.links)}
+        self.links = len(topology.links)  # the first of its numbers are theirs
         self.names = [f"{link.source}->{link.target}" for link in topology.links]
         self.capacity = [link.bytes_per_s * link.count for link in topology.links]
         self._wire: dict[str, int] = {}

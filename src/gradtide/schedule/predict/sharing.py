@@ -8,11 +8,11 @@ every hundred events. Classes of pairs that stand for many give the same digits 
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-__all__ = ["Path", "Sharing"]
+__all__ = ["Competition", "Path", "Sharing"]
 
 MANY = 20  # bits of a mask, above which numpy finds them sooner
 
@@ -42,9 +42,9 @@ class Sharing:
             self.rivals[at] &= ~(1 << at)
         kept = _that_matter(users, capacity, paths)
         place = {number: at for at, number in enumerate(kept)}
-        self._capacity = [capacity[number] for number in kept]
+        self.capacity = [capacity[number] for number in kept]
         self._users = [users[number] for number in kept]
-        self._limits = [  # what a pair's flows use, and how often
+        self.limits = [  # what a pair's flows use, and how often
             [(place[number], times) for number, times in Counter(path.resources).items() if number in place]
             for path in paths
         ]
@@ -69,7 +69,7 @@ class Sharing:
 
     def alone(self, pair: int, flows: int) -> float:
         """Bytes/s of each of so many flows between a pair that has no rivals."""
-        return min([self._capacity[limit] / (times * flows) for limit, times in self._limits[pair]])
+        return min([self.capacity[limit] / (times * flows) for limit, times in self.limits[pair]])
 
     def _group(self, active: int) -> list[tuple[int, list[int]]]:
         groups, rivals = [], self.rivals
@@ -89,8 +89,8 @@ class Sharing:
         """All rates rise together; when a resource is full, the flows through it stay as they are."""
         flows, left, limits, users = (
             dict(zip(members, counts, strict=True)),
-            self._capacity.copy(),
-            self._limits,
+            self.capacity.copy(),
+            self.limits,
             self._users,
         )
         crowd = [0] * len(left)
@@ -122,6 +122,14 @@ class Sharing:
                 else:
                     del share[limit]
         return list(rates.values())
+
+
+class Competition(Protocol):
+    """What a simulation asks about the ways between ranks: Resources answers it, and so do classes of links."""
+
+    def required(self, source: str, target: str) -> Path: ...
+
+    def sharing(self, pairs: tuple[tuple[str, str], ...]) -> Sharing: ...
 
 
 def _bits(mask: int) -> list[int]:

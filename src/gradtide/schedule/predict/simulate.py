@@ -3,22 +3,25 @@
 An op may start when its deps have ended. It takes its route's latency, then moves its bytes at the rate that
 max-min fair sharing of all links and wires on the way gives it. Ops of one lane (channel, source, target) move
 one after the other, in the order of the list; their latencies overlap, as those of messages in flight do.
+
+Lists of many ops take a compiled way (compiled_flows.py), with the same result in every digit.
 """
 
 import heapq
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gradtide.schedule.model import Schedule
+from gradtide.schedule.predict.many_ops import MANY, Times, many_timed
+from gradtide.schedule.predict.op_arrays import OpArrays, arrays_of
 from gradtide.schedule.predict.resources import Resources
-from gradtide.schedule.predict.sharing import Path, Sharing
+from gradtide.schedule.predict.sharing import Competition, Path
 from gradtide.topology.model import Topology
 
-__all__ = ["Competition", "Simulation", "simulate", "simulate_chunks", "timed"]
+__all__ = ["Simulation", "simulate", "simulate_arrays", "simulate_chunks", "timed"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,24 +64,31 @@ def simulate_chunks(
 ) -> Simulation:
     """The same for ops whose chunks have these sizes, whatever the schedule's weights say."""
     resources = resources or Resources(topology)
-    run = _Simulator(schedule, resources, chunk_bytes, latency)
-    run.to_the_end()
-    return _summary(schedule, topology, resources, run)
+    times = timed(schedule, resources, chunk_bytes, latency)
+    return _summary(resources, times, _op_bytes(schedule, chunk_bytes))
 
 
-class Competition(Protocol):
-    """What a simulation asks about the ways between ranks: Resources answers it, and so do classes of links."""
+def simulate_arrays(
+    ops: OpArrays, resources: Resources, chunk_bytes: list[float], *, latency: bool = True
+) -> Simulation:
+    """The same for a list of ops that are arrays."""
+    op_bytes = np.array(chunk_bytes)[ops.chunk]
+    return _summary(resources, many_timed(ops, resources, op_bytes, latency=latency), op_bytes)
 
-    def required(self, source: str, target: str) -> Path: ...
 
-    def sharing(self, pairs: tuple[tuple[str, str], ...]) -> Sharing: ...
-
-
-def timed(schedule: Schedule, resources: Competition, chunk_bytes: list[float], latency: bool) -> tuple[Floats, ...]:
+def timed(schedule: Schedule, resources: Competition, chunk_bytes: list[float], latency: bool) -> Times:
     """When each op starts, when its bytes start to move, and when it ends."""
+    if len(schedule.ops) >= MANY:
+        return many_timed(arrays_of(schedule), resources, _op_bytes(schedule, chunk_bytes), latency=latency)
     run = _Simulator(schedule, resources, chunk_bytes, latency)
     run.to_the_end()
-    return np.array(run.start), np.array(run.moving), np.array(run.end)
+    pair_of = np.array([pair.number for pair in run.pair_of], dtype=np.int64)
+    paths = [pair.path for pair in run.pairs]
+    return Times(np.array(run.start), np.array(run.moving), np.array(run.end), pair_of, paths)
+
+
+def _op_bytes(schedule: Schedule, chunk_bytes: list[float]) -> Floats:
+    return np.array([chunk_bytes[op.chunk] for op in schedule.ops])
 
 
 class _Pair:
@@ -262,23 +272,21 @@ class _Simulator:
             heapq.heappush(self.events, (end, -1, pair.version, pair.number))
 
 
-def _summary(schedule: Schedule, topology: Topology, resources: Resources, run: _Simulator) -> Simulation:
-    sent = [0.0] * len(run.pairs)  # between each pair
-    for pair, size in zip(run.pair_of, run.bytes, strict=True):
-        sent[pair.number] += size
+def _summary(resources: Resources, times: Times, op_bytes: Floats) -> Simulation:
+    sent = np.bincount(times.pair_of, op_bytes, len(times.paths))  # between each pair
     carried = np.zeros(len(resources.capacity))
-    for pair in run.pairs:
-        for resource in pair.path.resources:
-            carried[resource] += sent[pair.number]
+    for path, size in zip(times.paths, sent.tolist(), strict=True):
+        for resource in path.resources:
+            carried[resource] += size
     busy = carried / np.array(resources.capacity)
     busiest = int((busy >= busy.max() * (1 - 1e-9)).argmax()) if busy.size else -1  # of equals the first
     return Simulation(
-        seconds=max(run.end, default=0.0),
-        start_s=np.array(run.start),
-        moving_s=np.array(run.moving),
-        end_s=np.array(run.end),
-        link_bytes=carried[: len(topology.links)],
-        busiest_link=resources.names[busiest] if schedule.ops else "",
-        busiest_seconds=float(busy[busiest]) if schedule.ops else 0.0,
-        wire_bytes=sum(run.bytes),
+        seconds=float(times.end_s.max(initial=0.0)),
+        start_s=times.start_s,
+        moving_s=times.moving_s,
+        end_s=times.end_s,
+        link_bytes=carried[: resources.links],
+        busiest_link=resources.names[busiest] if len(op_bytes) else "",
+        busiest_seconds=float(busy[busiest]) if len(op_bytes) else 0.0,
+        wire_bytes=float(sum(op_bytes.tolist())),
     )
