@@ -8,11 +8,13 @@ from gradtide.schedule.classes.folded import simulate_folded
 from gradtide.schedule.classes.generated import GeneratedSchedule
 from gradtide.schedule.classes.grids import grid_of
 from gradtide.schedule.classes.proof import prove
+from gradtide.schedule.classes.sliced import SlicedSchedule, prove_slices
 from gradtide.schedule.model import Schedule
 from gradtide.schedule.predict.resources import Resources
 from gradtide.schedule.predict.simulate import Simulation, simulate
 from gradtide.schedule.request import NotApplicable, Request
 from gradtide.schedule.strategies import STRATEGIES
+from gradtide.schedule.strategies.balanced_rails import balanced, sliced_run
 from gradtide.schedule.verify import Proof, verify
 
 __all__ = ["Candidate", "candidates", "seconds_of"]
@@ -24,9 +26,11 @@ MOST_DEVICES = {
     "balanced-rails": 64,
 }  # fmt: skip
 NEEDLESS = 32  # devices above which these are left out where compositions apply: they do the same, later
+SLICED = "balanced-rails"  # its slices are alike, so one of each stream is proven, and its ops are arrays
 TREE, WHOLE_TREE = "hierarchical-tree", 1024  # devices up to which all its flows are simulated
 REPLACED = ("hierarchical", "double-tree", "packed-trees")
 FEW, CLOSE = 16, 1.03  # devices above which packing trees takes seconds, for what a composition this close has already
+CLOSE_BALANCED = 1.2  # the same where NICs differ: of 24 devices or more, packed trees never came closer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Candidate:
     busiest_seconds: float  # how long its traffic alone keeps that link busy
     wire_bytes: int  # all that is sent, counted once however long its route
     steps: int  # ops on the longest chain of deps
-    made: Schedule | GeneratedSchedule = field(repr=False)
+    made: Schedule | GeneratedSchedule | SlicedSchedule = field(repr=False)
     simulation: Simulation = field(repr=False)  # of a generated schedule: of the seed's ops
     proof: Proof = field(repr=False)
     exact: bool = True  # else machines are not quite alike, and its time is an estimate
@@ -73,11 +77,14 @@ def candidates(
     skipped: dict[str, str] = {}
     predicted: dict[tuple[object, ...], _Predicted] = {}  # `rings` is `ring` where there is only one: not done twice
     made: list[Schedule] = []
-    for name in sorted(STRATEGIES, key=lambda name: name not in COMPOSED):  # they decide what else is worth its time
+    # Compositions, and then what balances NICs, decide what else is worth its time.
+    for name in sorted(STRATEGIES, key=lambda name: (name not in COMPOSED, name != SLICED)):
         try:
             _check_size(request, name)
             if name in COMPOSED:
                 table.append(_composed(request, name, lower))
+            elif name == SLICED:
+                table.append(_balanced(request, resources, lower))
             else:
                 _check_worth(request, name, table)
                 made.append(_with_routes(resources, STRATEGIES[name](request)))
@@ -101,6 +108,8 @@ def seconds_of(request: Request, resources: Resources, name: str) -> float:
         _check_size(request, name)
         if name in COMPOSED:
             return compose(request, name).run.seconds
+        if name == SLICED:
+            return balanced(request, resources).run.seconds
         if name == TREE and len(request.devices) > WHOLE_TREE:
             return tree_run(request).seconds
         schedule = _with_routes(resources, STRATEGIES[name](request))
@@ -126,10 +135,13 @@ def _check_size(request: Request, name: str) -> None:
         raise NotApplicable("machines are alike, and compositions over all their links do the same sooner")
 
 
-def _check_worth(request: Request, name: str, composed: Sequence[Candidate]) -> None:
-    close = min((one for one in composed if one.exact), key=lambda one: one.ratio, default=None)
-    if name == "packed-trees" and len(request.devices) > FEW and close is not None and close.ratio <= CLOSE:
-        raise NotApplicable(f"{close.name} is {close.ratio - 1:.1%} above the bound already, and packing takes seconds")
+def _check_worth(request: Request, name: str, found: Sequence[Candidate]) -> None:
+    if name != "packed-trees" or len(request.devices) <= FEW:
+        return
+    for one in found:
+        if one.exact and one.ratio <= (CLOSE_BALANCED if one.name == SLICED else CLOSE):
+            above = f"{one.name} is {one.ratio - 1:.1%} above the bound already"
+            raise NotApplicable(f"{above}, and packing takes seconds")
 
 
 def _alike(request: Request) -> bool:
@@ -155,7 +167,15 @@ def _composed(request: Request, name: str, lower: float) -> Candidate:
     return _candidate(found.schedule, predicted, lower)
 
 
-def _candidate(schedule: Schedule | GeneratedSchedule, predicted: _Predicted, lower: float) -> Candidate:
+def _balanced(request: Request, resources: Resources, lower: float) -> Candidate:
+    found = balanced(request, resources)
+    bare = sliced_run(found.schedule, request, resources, latency=False)
+    return _candidate(found.schedule, _Predicted(found.run, bare, prove_slices(found.schedule)), lower)
+
+
+def _candidate(
+    schedule: Schedule | GeneratedSchedule | SlicedSchedule, predicted: _Predicted, lower: float
+) -> Candidate:
     run = predicted.run
     return Candidate(
         name=schedule.name,

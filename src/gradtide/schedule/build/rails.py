@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradtide.schedule.build.exits import Exit, MachineExits
-from gradtide.schedule.packing.linear import LinearProgramme, minimise
+from gradtide.schedule.packing.linear import LinearProgramme, Solution, minimise
 from gradtide.schedule.request import Request
 
-__all__ = ["RailTree", "halved", "leaf_trees", "least_trees", "needed"]
+__all__ = ["RailTree", "halved", "leaf_trees", "least_time", "least_trees", "needed", "nic_loads"]
 
 T = TypeVar("T")
 Floats = NDArray[np.float64]
@@ -162,19 +162,28 @@ def _connected(request: Request, trunk: tuple[Exit, ...], leaves: tuple[tuple[Ex
 
 
 def _weighted(trees: list[RailTree], machines: list[MachineExits]) -> list[RailTree]:
-    """With the parts that make the busiest NIC least busy; what a NIC sends in a tree, it receives as well."""
+    """With the parts that make the busiest NIC least busy."""
+    loads = nic_loads(trees, machines)
+    parts = _most_even(loads, least_time(loads).value).tolist()
+    return [RailTree(part, tree.trunk, tree.leaves) for part, tree in zip(parts, trees, strict=True)]
+
+
+def nic_loads(trees: list[RailTree], machines: list[MachineExits]) -> Floats:
+    """NICs × trees: how long a byte of each tree keeps each NIC busy; what a NIC sends in a tree, it receives as well.
+
+    In times of the fastest NIC for one byte.
+    """
     rates = np.array([way.bytes_per_s for machine in machines for way in machine.exits])
     loads = np.zeros((len(rates), len(trees)))
     for at, tree in enumerate(trees):
         for child, parent in (*tree.leaves, *chain.from_iterable(halved(tree.trunk))):
             loads[[child.number, parent.number], at] += 1.0
-    loads *= (rates.max() / rates)[:, None]
-    parts = _most_even(loads, _least_time(loads)).tolist()
-    return [RailTree(part, tree.trunk, tree.leaves) for part, tree in zip(parts, trees, strict=True)]
+    slower: Floats = loads * (rates.max() / rates)[:, None]
+    return slower
 
 
-def _least_time(loads: Floats) -> float:
-    """Of the busiest NIC."""
+def least_time(loads: Floats) -> Solution:
+    """Of the busiest NIC, and behind it the part of each column."""
     count = loads.shape[1]
     return minimise(
         LinearProgramme(
@@ -184,7 +193,7 @@ def _least_time(loads: Floats) -> float:
             equal=np.append(0.0, np.ones(count))[None],
             sides=np.ones(1),
         )
-    ).value
+    )
 
 
 def _most_even(loads: Floats, least: float) -> Floats:

@@ -8,5 +8,6 @@ relabelling.py whether turning a cluster is an automorphism of its wiring, its r
 folded.py      its simulation: pairs and links in classes
 proof.py       its proof: the seed, and that the whole is the seed turned
 grids.py       which grid a request's devices stand on
+sliced.py      a schedule of many slices that are alike, and its proof: one slice of each stream
 compose.py     compositions: inside a machine, between machines, between racks, at once
 """

@@ -8,6 +8,7 @@ flows came or went.
 import warnings
 from collections.abc import Callable
 from functools import cache
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,8 @@ Ints = NDArray[np.int64]
 
 SAME_TIME = 1e-9  # as in simulate.py
 SAME_LEVEL = 1e-12  # as in sharing.py
+
+_COMPILING = Lock()
 
 
 class FlowProblem(NamedTuple):
@@ -75,6 +78,7 @@ class _Fill(NamedTuple):
     left: Floats
     crowd: Ints
     taken: Ints
+    share: Floats  # what a flow would get of a resource that is not full yet
     fresh: Floats  # the rates found
     seen_pair: Ints
     seen: Ints
@@ -203,20 +207,24 @@ def _fill(p, pairs, fill, members, resources):  # type: ignore[no-untyped-def]
         pair = fill.members[at]
         for j in range(p.limit_start[pair], p.limit_start[pair + 1]):
             crowd[p.limit_item[j]] += pairs.flows[pair] * p.limit_times[j]
+    for at in range(resources):
+        fill.share[fill.resources[at]] = left[fill.resources[at]] / max(1, crowd[fill.resources[at]])
     while members:
-        level = np.inf
+        level, used = np.inf, 0
         for at in range(resources):
             resource = fill.resources[at]
             if crowd[resource]:
-                level = min(level, left[resource] / crowd[resource])
+                level = min(level, fill.share[resource])
+                fill.resources[used] = resource
+                used += 1
+        resources = used
         nearly = level * (1 + SAME_LEVEL)
         at = 0
         while at < members:
             pair = fill.members[at]
             full = False
             for j in range(p.limit_start[pair], p.limit_start[pair + 1]):
-                resource = p.limit_item[j]
-                full = full or left[resource] / crowd[resource] <= nearly
+                full = full or fill.share[p.limit_item[j]] <= nearly
             if not full:
                 at += 1
                 continue
@@ -231,6 +239,7 @@ def _fill(p, pairs, fill, members, resources):  # type: ignore[no-untyped-def]
                 left[resource] -= level * taken[resource]
                 crowd[resource] -= taken[resource]
                 taken[resource] = 0
+                fill.share[resource] = left[resource] / max(1, crowd[resource])
 
 
 @njit
@@ -266,7 +275,7 @@ def _run(p):  # type: ignore[no-untyped-def]
     )  # fmt: skip
     fill = _Fill(
         np.zeros(many, np.int64), np.zeros(kinds, np.int64), np.zeros(kinds), np.zeros(kinds, np.int64),
-        np.zeros(kinds, np.int64), np.zeros(many), none.copy(), np.full(kinds, -1, np.int64),
+        np.zeros(kinds, np.int64), np.zeros(kinds), np.zeros(many), none.copy(), np.full(kinds, -1, np.int64),
     )  # fmt: skip
     heap = _Heap(np.zeros(ops + 1), np.zeros(ops + 1, np.int64), np.zeros(ops + 1, np.int64))
     touched, events, turn, now = np.zeros(many, np.int64), 0, 0, 0.0
@@ -347,13 +356,17 @@ def _compiled(cached: bool) -> Callable[..., Any]:
     return compiled
 
 
+def _ready(cached: bool) -> Callable[..., Any]:
+    """The compiled run, one for all threads: each would take seconds."""
+    with _COMPILING, warnings.catch_warnings():
+        warnings.simplefilter("ignore", NumbaWarning)
+        return _compiled(cached)
+
+
 def run_flows(problem: FlowProblem) -> tuple[Floats, Floats, Floats]:
     """When each op starts, when its bytes start to move, and when it ends."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NumbaWarning)
-        try:
-            times = _compiled(True)(problem._replace(missing=problem.missing.copy()))
-        except Exception:  # a cache that can't be written costs the seconds of a compilation, never the run
-            times = _compiled(False)(problem._replace(missing=problem.missing.copy()))
-    start, moving, end = times
+    try:
+        start, moving, end = _ready(True)(problem._replace(missing=problem.missing.copy()))
+    except Exception:  # a cache that can't be written costs the seconds of a compilation, never the run
+        start, moving, end = _ready(False)(problem._replace(missing=problem.missing.copy()))
     return start, moving, end
