@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gradtide.calling import refuse_foreign_names
 from gradtide.compress import Compress, as_compress
 from gradtide.errors import ConfigError
 from gradtide.events import BatchStarted, Emit, ParametersUpdated, ignore
@@ -27,6 +28,18 @@ from gradtide.sync.trained import as_optimizers, find_trained
 from gradtide.timeouts import Timeouts
 
 __all__ = ["DataParallel"]
+
+_OF_DDP = {
+    "device_ids output_device device dim": "move the model to its device: DataParallel(model.to(device), optimizer)",
+    "find_unused_parameters static_graph": "leave it out: parameters that a step does not use are handled anyway",
+    "bucket_cap_mb gradient_as_bucket_view": "leave it out: buckets are made by themselves",
+    "process_group group backend world_size rank workers": "leave it out: a worker finds its job by itself, under "
+    "gradtide run or torchrun",
+    "lr learning_rate": "say DataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1))",
+    "strategy": "it is called sync=",
+    "max_norm max_grad_norm gradient_clip_val clip_grad_norm": "it is called clip_norm=",
+    "mixed_precision precision amp": "use torch.autocast around the forward pass",
+}
 
 
 class DataParallel(nn.Module):
@@ -48,6 +61,7 @@ class DataParallel(nn.Module):
     returns, as under DDP: clip it, scale it, call `optimizer.step()`. `share_parameters=False` makes it so everywhere.
     """
 
+    @refuse_foreign_names(_OF_DDP, "say DataParallel(model, optimizer), and the others by name")
     def __init__(
         self,
         module: nn.Module,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from gradtide.calling import refuse_foreign_names
 from gradtide.collective import Group
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
@@ -19,6 +20,7 @@ from gradtide.parallel import Device, DeviceBatch, DevicePool, Replica, find_dev
 from gradtide.parallel.devices.losses import Loss, LossFn, LossTerms
 from gradtide.parallel.devices.nested import cut_rows, length, moved
 from gradtide.parallel.devices.step import count_correct
+from gradtide.train.arguments import EVALUATE, check_model
 from gradtide.train.settings import check_precision
 from gradtide.train.source import Batch, BatchSource, alike, as_source, read_ahead, with_targets
 from gradtide.train.steering.metrics import Metrics
@@ -52,6 +54,7 @@ class Evaluation:
         return cls(loss, accuracy, samples, terms, dict(metrics or {}))
 
 
+@refuse_foreign_names(EVALUATE)
 def evaluate(
     model: nn.Module,
     data: Any,
@@ -69,6 +72,7 @@ def evaluate(
     `loss`, `loss_terms`, `metrics` and `precision` are those of `fit`. In a job all workers call it, each computes its
     part, and all get the figures of all; with `alone=True` this worker computes everything by itself.
     """
+    check_model(model)
     found, group = find_devices(devices), None if alone else _group()
     source = _for_all(as_source(data, batch_size, shuffle=False), group)
     measure = make_loss(loss, loss_terms, source, found)

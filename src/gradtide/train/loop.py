@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from gradtide.calling import refuse_foreign_names
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 from gradtide.events import BatchDone, CompressionDecided, Emit, EpochDone, ignore
@@ -16,6 +17,7 @@ from gradtide.observe.event_log import find_log
 from gradtide.parallel import DevicePool, find_devices
 from gradtide.parallel.devices.losses import LossFn, LossTerms
 from gradtide.parallel.devices.step import check_strategy
+from gradtide.train.arguments import FIT, FIT_UNNAMED, check_kinds, check_model
 from gradtide.train.evaluation import make_loss
 from gradtide.train.keeper import Checkpoints, Keeper
 from gradtide.train.optimizers import OptimizerFactory, Optimizers
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["History", "Run", "fit"]
 
 
+@refuse_foreign_names(FIT, FIT_UNNAMED)
 def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     model: nn.Module,
     train_data: Any,
@@ -120,6 +123,8 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     they synchronise, and `compress` how gradients are made smaller, as for `DataParallel`. "All devices" then are those
     of all workers. With `Local`, workers also meet at the end of every epoch.
     """
+    check_model(model)
+    check_kinds(lr, callbacks, checkpoints, epochs=epochs, batch_size=batch_size, accumulate=accumulate, seed=seed)
     found, job = find_devices(devices), _job(sync)
     validation = check_validation(validation, test_data, metrics)
     shared_norm = check_batch_norm(batch_norm, sync_batch_norm, accumulate, balance)

@@ -27,12 +27,13 @@ class Device:
     torch_device: torch.device
 
 
-def find_devices(wanted: int | str | Sequence[str]) -> tuple[Device, ...]:
+def find_devices(wanted: int | str | torch.device | Sequence[str]) -> tuple[Device, ...]:
     """`2` or `"2"`: the first two CUDA devices, or two logical CPU devices; `"cuda:0,cuda:1"`: just these."""
     if isinstance(wanted, int) or (isinstance(wanted, str) and wanted.strip().lstrip("-").isdigit()):
         names = _first(int(wanted))
     else:
-        names = [name.strip() for name in (wanted.split(",") if isinstance(wanted, str) else wanted)]
+        listed = str(wanted).split(",") if isinstance(wanted, str | torch.device) else wanted
+        names = [str(name).strip() for name in listed]
     devices = tuple(Device(index, name, _torch_device(name)) for index, name in enumerate(names))
     if len(set(names)) < len(names):
         raise DeviceError(f"a device is named twice in {','.join(names)}; name each once")

@@ -16,6 +16,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from gradtide.calling import refuse_foreign_names
 from gradtide.checkpoint.shelf import Taken
 from gradtide.compress import Compress
 from gradtide.errors import ConfigError, PeerTimeout
@@ -52,7 +53,17 @@ from gradtide.transport.keys import read_credentials
 
 __all__ = ["Store", "connect"]
 
+_OF_OTHERS = {
+    "host port url uri": "the address is one argument: connect('tcp:host:7000'), or connect('unix:/path')",
+    "rank worker_id": "it is called worker=",
+    "num_workers world_size": "it is called workers=",
+    "secret password token key": "name the file that has it: secret_file=",
+    "timeout timeout_s": "say timeouts=gradtide.Timeouts(connect_s=5)",
+    "sync mode": "it is called consistency=",
+}
 
+
+@refuse_foreign_names(_OF_OTHERS)
 def connect(
     address: str,
     worker: int | None = None,
