@@ -27,6 +27,7 @@ __all__ = ["live"]
 
 _TRACEBACK_CHARACTERS = 40_000  # a message must fit into a socket's buffer
 _MESSAGE_CHARACTERS = 2_000
+_NOTE = "gradtide: "
 _PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
 _MACHINERY = (__file__, "<frozen importlib", "<frozen runpy", importlib.util.__file__)
 
@@ -130,13 +131,20 @@ def _report(rank: int, error: BaseException, reports: socket.socket) -> None:
         rank=rank,
         at_s=at_s,
         kind=type(error).__name__,
-        message=_shortened(str(error), _MESSAGE_CHARACTERS),
+        message=_shortened(_message(error), _MESSAGE_CHARACTERS),
         where=_where(error),
         traceback=_shortened(text, _TRACEBACK_CHARACTERS),
         fell=_fell_with_a_peer(error),
     )
     with contextlib.suppress(OSError):  # the launcher is gone, and so are we in a moment
         send(reports, failure)
+
+
+def _message(error: BaseException) -> str:
+    """Its text; notes of ours stand in its first line, which is what a job's last line shows."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
+    first, *rest = str(error).splitlines() or [""]
+    return "\n".join([f"{first}; {'; '.join(note.removeprefix(_NOTE) for note in notes)}" if notes else first, *rest])
 
 
 def _where(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from gradtide.even_share import even_share
 from gradtide.parallel import Device, DeviceBatch, DevicePool, Replica, find_devices, replicate, split_batch
 from gradtide.parallel.devices.losses import Loss, LossFn, LossTerms
 from gradtide.parallel.devices.nested import cut_rows, length, moved
+from gradtide.parallel.devices.shapes import LossGiven, ModelGiven
 from gradtide.parallel.devices.step import count_correct
 from gradtide.train.arguments import EVALUATE, check_model
 from gradtide.train.settings import check_precision
@@ -121,8 +122,9 @@ def predict(
     with DevicePool(found) as pool, _evaluating(replicas):
 
         def forward(index: int) -> Any:
-            with torch.no_grad(), casting(shards[index].device):
-                return replicas[index].module(shards[index].inputs)
+            module, inputs = replicas[index].module, shards[index].inputs
+            with torch.no_grad(), casting(shards[index].device), ModelGiven(module, inputs):
+                return module(inputs)
 
         for batch, shards in read_ahead((batch, cut(batch)) for batch in source.read(0)):
             outputs = pool.run(forward, len(shards)) if shards else []
@@ -192,10 +194,13 @@ def evaluate_replicas(
     def forward(index: int) -> tuple[float, int | None, Any]:
         module, shard, weight = replicas[index].module, shards[index], weighed.weights[index]
         with torch.no_grad(), loss.casting(shard.device):
-            outputs = module(shard.inputs)
-            value = loss(outputs, shard.targets).item() if weight else 0.0
-        kept = outputs if metrics else None
-        return value * weight * weighed.terms, count_correct(outputs, loss.plain_targets(shard.targets)), kept
+            with ModelGiven(module, shard.inputs):
+                outputs = module(shard.inputs)
+            plain = loss.plain_targets(shard.targets)
+            with LossGiven(outputs, plain):
+                value = loss(outputs, shard.targets).item() if weight else 0.0
+                correct = count_correct(outputs, plain)
+        return value * weight * weighed.terms, correct, outputs if metrics else None
 
     total, terms, correct, samples, classes = 0.0, 0.0, 0, 0, True
     metrics = metrics or None
