@@ -53,12 +53,17 @@ class DataParallel(nn.Module):
 
     `optimizer` is one of torch.optim, or a list of them. `sync` is "auto", the name of a strategy ("ring"), a
     schedule's file, `gradtide.Servers("bsp")` or `gradtide.Local(50)`. `compress` is a codec ("int8", "topk:0.01",
-    "auto") or `gradtide.Compress(...)`: gradients travel as it makes them. All workers make it together and begin with
+    "auto") or `gradtide.Compress(...)`: gradients travel as it makes them. `clip_norm` bounds the norm of the whole
+    gradient. `overlap=False` lets gradients leave only after backward. With `broadcast_buffers` all workers have worker
+    0's buffers. `timeouts` says how long to wait for others, in seconds. All workers make it together and begin with
     worker 0's parameters and buffers. `explain()` says which way was chosen and why. `emit` is called with every event
     of a step.
 
     Where workers step (see `explain`), `.grad` is the gradient of all workers when a backward outside of `no_sync`
     returns, as under DDP: clip it, scale it, call `optimizer.step()`. `share_parameters=False` makes it so everywhere.
+
+    Raises ConfigError for what can't be trained together, Mismatch if workers want different things, and PeerLost or
+    PeerTimeout for workers that are gone or late.
     """
 
     @refuse_foreign_names(_OF_DDP, "say DataParallel(model, optimizer), and the others by name")
@@ -101,6 +106,7 @@ class DataParallel(nn.Module):
         self.register_load_state_dict_post_hook(_end_loading)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        """What the model gives; the backward that follows synchronises its gradients."""
         if not torch.is_grad_enabled():
             return self.module(*inputs, **named)
         self._before()

@@ -68,9 +68,11 @@ def evaluate(
     precision: str | None = None,
     alone: bool = False,
 ) -> Evaluation:
-    """Evaluates a model on tensors, a Dataset or a DataLoader; the model is copied and not changed.
+    """Evaluates a model on data, and returns `.loss`, `.accuracy`, `.samples` and `.metrics`; the model stays as it is.
 
-    `loss`, `loss_terms`, `metrics` and `precision` are those of `fit`. In a job all workers call it, each computes its
+    `data`, `devices`, `loss`, `loss_terms`, `metrics` and `precision` are those of `fit`. `batch_size` counts the
+    samples that all devices take at once. Raises ConfigError for an argument that makes no sense, and DataError for
+    data. In a job all workers call it, each computes its
     part, and all get the figures of all; with `alone=True` this worker computes everything by itself.
     """
     check_model(model)
@@ -109,8 +111,9 @@ def predict(
     """What the model gives for every sample, in the data's order, on the CPU.
 
     `data` is the inputs alone (a tensor, an array, a DataLoader of them), or what `evaluate` takes, whose targets are
-    ignored. In a job all workers call it, each computes its part, and all get everything. With `alone=True` this worker
-    computes everything by itself.
+    ignored. `devices`, `batch_size` and `precision` are those of `evaluate`. In a job all workers call it, each
+    computes its part, and all get everything. With `alone=True` this worker computes everything by itself. Raises
+    ConfigError for a DataLoader that shuffles, and DataError for data that it can't read.
     """
     found, group, parts = find_devices(devices), None if alone else _group(), list[Any]()
     casting = partial(_casting, check_precision(precision))

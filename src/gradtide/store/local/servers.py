@@ -212,7 +212,9 @@ def local_servers(
     more servers die than there are replicas: they begin empty, or with the last of `checkpoints`, either the lost
     shards alone ("continue") or all shards together ("rewind"). A worker that hangs is struck off after
     `worker_lease_s`, and is in again when it goes on. `semirings` are reductions of your own, as "package.module:name";
-    `events` is a folder where all processes write down what happens, for `gradtide trace`.
+    `events` is a folder where all processes write down what happens, for `gradtide trace`. A server that is not heard
+    of for `lease_s` counts as dead; both leases are seconds. `forks` is for tests, which start many stores. Raises
+    ConfigError for numbers that make no sense, and DataError if `restore` has no checkpoint.
     """
     recovering = Recovering(_text(restore), _text(checkpoints), after_loss)
     return LocalServers(

@@ -52,7 +52,12 @@ def _mode(mode: str | None, name: str) -> str:
 
 
 class EarlyStopping:
-    """Ends the run once `watch` has not become better by more than `at_least` for `patience` epochs."""
+    """A callback that ends the run once `watch` has not become better by more than `at_least` for `patience` epochs.
+
+    `watch` is a column of the history: "loss", "accuracy", "validation_loss", or the name of a metric. `mode` is "min"
+    or "max", whichever is better; without it, names with "loss" or "error" are better when small. Raises ConfigError if
+    there is no such column, or over servers, where no worker can stop the others.
+    """
 
     stops = True  # a run, so it is refused where none can be stopped
 
@@ -75,7 +80,12 @@ class EarlyStopping:
 
 
 class BestModel:
-    """Keeps the parameters of the epoch that was best by `watch`: in a file (safetensors), in the model at the end."""
+    """A callback that keeps the parameters of the epoch that was best by `watch`.
+
+    `path` is a file (safetensors) that they are written to; with `restore=True` the model has them at the end of the
+    run. `watch` and `mode` are those of `EarlyStopping`. Raises ConfigError without both, and OutputError if the file
+    can't be written.
+    """
 
     def __init__(
         self,
