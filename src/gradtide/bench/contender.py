@@ -75,14 +75,23 @@ class Contender:
             line += piece
         return line.decode().strip()
 
+    def _kill(self) -> None:
+        """All at once: one that was left would complain of the others."""
+        for process in self._processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGSTOP)
+        for process in self._processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is KeyboardInterrupt:  # its figures are wanted no more: don't wait
+            self._kill()
         for process in self._processes:
             assert process.stdin is not None
-            if kind is KeyboardInterrupt and process.poll() is None:  # its figures are wanted no more: don't wait
-                os.killpg(process.pid, signal.SIGKILL)
             assert process.stdout is not None
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()

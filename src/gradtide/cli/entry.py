@@ -15,7 +15,8 @@ _INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
 
 def main() -> None:
-    """A user's mistake is one line, and exit code 2; so is a signal, and 128 + its number."""
+    """A user's mistake is one line, and exit code 2; so is a signal, and 128 + its number. What a user's code raised is
+    shown whole, and then as one line."""
     with Signals() as signals:
         try:
             code = _run(sys.argv[1:], signals)
@@ -26,7 +27,7 @@ def main() -> None:
                 print(f"gradtide: {error}", file=sys.stderr)
                 code = 2
             else:
-                raise
+                code = show_failure(error)
         except KeyboardInterrupt:
             code = _INTERRUPTED
         if signals.came and code == _INTERRUPTED:
@@ -51,6 +52,23 @@ def _run(words: list[str], signals: Signals) -> int:
         return app(prog_name="gradtide", standalone_mode=False) or 0
     except UsageError as error:
         return show_usage_error(error, words)
+
+
+def show_failure(error: Exception) -> int:
+    """A traceback from where the command's own work began, and its last line; returns the exit code."""
+    import traceback
+
+    import typer
+
+    from gradtide.failure_line import find_where, message_with_notes, without_frames_of
+
+    machinery = os.path.dirname(__file__), os.path.dirname(typer.__file__)
+    error.__traceback__ = without_frames_of(machinery, error.__traceback__) or error.__traceback__
+    traceback.print_exception(error)
+    first = (message_with_notes(error).splitlines() or [""])[0]
+    kind, where = type(error).__name__, find_where(error)
+    print(f"gradtide: {kind}{f': {first}' if first else ''}{f' ({where})' if where else ''}", file=sys.stderr)
+    return 1
 
 
 def _until_unread(command: Callable[[], None]) -> None:
