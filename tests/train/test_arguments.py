@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gradtide
-from gradtide.errors import ConfigError
+from gradtide.errors import ConfigError, OutputError
 from gradtide.train.arguments import EVALUATE, FIT
 
 X, Y = torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)
@@ -62,3 +62,9 @@ def test_a_torch_device_and_an_optimizer_of_either_kind_are_taken():
     mine = model()
     gradtide.fit(mine, (X, Y), devices=torch.device("cpu"), optimizer=ADAM(mine.parameters()))
     gradtide.fit(model(), (X, Y), optimizer=ADAM)
+
+
+def test_a_model_that_cannot_be_written_is_one_line():
+    best = gradtide.BestModel("/proc/none/best.safetensors", "loss")
+    with pytest.raises(OutputError, match=r"can't write the model to /proc/none/best.*; name another file"):
+        gradtide.fit(model(), (X, Y), callbacks=[best])

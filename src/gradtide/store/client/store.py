@@ -81,8 +81,8 @@ def connect(
     for. `consistency` is what keys are initialised with: "async", "bsp" or "bounded:k". `emit` is called when replicas
     are missing (`Degraded`). Over TCP it needs a `secret_file` (otherwise GRADTIDE_SECRET_FILE names it). Traffic to
     other machines is encrypted, unless `insecure_network` says that anybody on the path may read and change it.
-    `timeouts` says how long to wait, in seconds. Raises ConfigError for an argument that makes no sense, PeerTimeout if
-    nobody answers, and AuthenticationError if the other side does not know the secret.
+    `timeouts` says how long to wait, in seconds. Raises ConfigError for an argument that makes no sense, PeerLost if
+    nobody is at the address, PeerTimeout if no server comes in time, and AuthenticationError for a wrong secret.
     """
     where, delay = parse_coordinators(address), parse_consistency(consistency)
     credentials = read_credentials(secret_file, insecure_network=insecure_network)

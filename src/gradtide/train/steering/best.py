@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradtide.checkpoint.places import open_place
 from gradtide.checkpoint.tensor_file import TensorFile, TensorGroup, write_file
-from gradtide.errors import ConfigError
+from gradtide.errors import ConfigError, OutputError
 from gradtide.events import BatchStarted, Emit, Event
 from gradtide.train.position import History
 from gradtide.train.steering.callbacks import EpochEnd, FitEnd
@@ -152,10 +152,13 @@ def without_old_model(path: Path, emit: Emit) -> Emit:
 
 def write_model(path: Path, state: Mapping[str, Tensor]) -> None:
     """Beside it first, so that a run that is killed leaves the last one whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.new")
-    write_file(open_place(str(path.parent)), "", beside.name, [TensorGroup("model", dict(state))], padded=False)
-    beside.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.new")
+        write_file(open_place(str(path.parent)), "", beside.name, [TensorGroup("model", dict(state))], padded=False)
+        beside.replace(path)
+    except OSError as error:
+        raise OutputError(f"can't write the model to {path}: {error.strerror}; name another file") from error
 
 
 def _read(path: Path) -> dict[str, Tensor]:
