@@ -12,15 +12,20 @@ __all__ = ["Timeouts", "default_timeouts"]
 class Timeouts:
     """How long to wait for a living process: it may validate, save, or read its data.
 
+    All are seconds above 0; others raise ConfigError. `step_s`: for whatever a step needs of others, and for others to
+    begin. `notice_s`: then a line says who is waited for. `connect_s`: for an address to answer. `join_s`: for a store
+    to have servers. `lost_s`: for a store's server that can't be reached to come back, or to be replaced. `resend_s`:
+    the first wait for a server's answer; it doubles up to eight times that.
+
     A process that died is noticed by its socket at once, a host or wire that died within seconds, whatever is set here.
     """
 
-    step_s: float = 1800.0  # for whatever a step needs of others, and for others to begin
-    notice_s: float = 30.0  # then a line says who is waited for
-    connect_s: float = 5.0  # for an address to answer
-    join_s: float = 60.0  # for a store to have servers
-    lost_s: float = 60.0  # for a store's server that can't be reached to come back, or to be replaced
-    resend_s: float = 1.0  # the first wait for a server's answer; it doubles up to eight times that
+    step_s: float = 1800.0
+    notice_s: float = 30.0
+    connect_s: float = 5.0
+    join_s: float = 60.0
+    lost_s: float = 60.0
+    resend_s: float = 1.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 
@@ -45,9 +46,11 @@ def test_a_plain_file_becomes_a_checkpoint_and_comes_back(imported):
 
 
 def test_every_mistake_of_these_commands_is_one_clear_line(imported):
+    shutil.copytree(imported / "ck", imported / "run" / "checkpoints")
     for words, kind, message in (
         (("ls", imported / "nowhere"), DataError, "is no checkpoint and has none in it"),
         (("verify", imported), DataError, "is no checkpoint and has none in it"),
+        (("verify", imported / "run"), DataError, "is the folder of a run; its checkpoints are in"),
         (("export", imported / "ck", imported / "plain.safetensors"), OutputError, "is there already"),
         (("export", imported / "ck", imported / "x.bin"), ConfigError, "names no format; let it end in .safetensors"),
         (("import", imported / "x.pt", imported / "ck"), ConfigError, "is a pickle, which may run code"),

@@ -92,3 +92,16 @@ def test_what_is_not_there_is_said_in_one_line(tmp_path):
         assert done.returncode == 2
         assert said in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_what_ones_own_function_raises_is_shown_without_our_frames_around_it_and_then_as_one_line(tmp_path):
+    (tmp_path / "my_module.py").write_text(OWN + "\n\ndef broken():\n    raise ValueError('mine')\n")
+    done = gradtide(tmp_path, "train", "my_module:broken", "--data", "my_module:make_data")
+    assert (done.returncode, done.stdout) == (1, "")
+    lines = done.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-2:] == ["ValueError: mine", "gradtide: ValueError: mine (my_module.py:30)"]
+    assert not any("typer" in line or "gradtide/cli" in line for line in lines)
+    done = gradtide(tmp_path, "train", "my_module:make_model", "--data", "digits", "--name", "other")
+    assert done.stderr.splitlines()[-1].startswith("gradtide: RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    assert "; the inputs are float32 (128, 1, 28, 28); the model's first parameter, 0.weight" in done.stderr

@@ -58,11 +58,11 @@ def bench_checkpoint(
 ) -> list[Figures]:
     """Every round anew: the disk alone, steps alone, steps while a checkpoint is taken."""
     width = max(1, isqrt(size_bytes // 4 // _LAYERS))
-    where = Path(tempfile.mkdtemp(prefix="gradtide-bench-", dir=folder))
     values = {f"w{i}": torch.randn(width, width).mul_(width**-0.5) for i in range(_LAYERS)}
     gradients = {key: torch.empty_like(value) for key, value in values.items()}
     found, threads = [], torch.get_num_threads()
     torch.set_num_threads(1)
+    where = Path(tempfile.mkdtemp(prefix="gradtide-bench-", dir=folder))
     try:
         with local_servers(servers) as started, connect(started.address, 0, workers=1, consistency="bsp") as store:
             tell("filling the store")

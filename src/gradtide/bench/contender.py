@@ -6,6 +6,7 @@ standard input does, so it never outlives the benchmark.
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -33,11 +34,18 @@ class Contender:
     ) -> None:
         """`commands` are arguments for Python; `inside` has what comes before it, for each process."""
         self.name, self._ready = name, False
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for before, command in zip(inside or [()] * len(commands), commands, strict=True):
+                self._start([*before, sys.executable, *command])
+        except KeyboardInterrupt:
+            self.__exit__(KeyboardInterrupt)
+            raise
+
+    def _start(self, command: Sequence[str]) -> None:
+        """In a session of its own: a terminal's Ctrl-C reaches us alone."""
         pipe = subprocess.PIPE
-        self._processes = [
-            subprocess.Popen([*before, sys.executable, *command], stdin=pipe, stdout=pipe, bufsize=0)
-            for before, command in zip(inside or [()] * len(commands), commands, strict=True)
-        ]
+        self._processes.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True))
 
     def wait_until_ready(self) -> None:
         if self._ready:
@@ -67,10 +75,21 @@ class Contender:
             line += piece
         return line.decode().strip()
 
+    def _kill(self) -> None:
+        """All at once: one that was left would complain of the others."""
+        for process in self._processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGSTOP)
+        for process in self._processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is KeyboardInterrupt:  # its figures are wanted no more: don't wait
+            self._kill()
         for process in self._processes:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -112,10 +131,18 @@ def repeating(step: Callable[[], object]) -> Callable[[int], object]:
 
 def serve(repeat: Callable[[int], object], together: Callable[[], object] = lambda: None) -> None:
     """The contender's side: repeat(n) does its work n times; `together` lets processes start at one moment."""
-    print("ready", flush=True)
+    _say("ready")
     for line in sys.stdin:
         repetitions = int(line.split()[1])
         together()
         started = time.perf_counter()
         repeat(repetitions)
-        print(time.perf_counter() - started, flush=True)
+        _say(str(time.perf_counter() - started))
+
+
+def _say(text: str) -> None:
+    """When nobody listens any more, the benchmark is over, and so are we."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os._exit(0)

@@ -2,12 +2,13 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from statistics import median
 
@@ -17,6 +18,7 @@ from gradtide.processes.ready import can_read
 
 __all__ = ["LaunchFigure", "bench_launch", "bench_launch_on_ray"]
 
+_END_S = 10.0
 _PEER = ["-m", "gradtide.bench.peers.launch"]
 
 
@@ -104,13 +106,8 @@ def _contenders(workers: int) -> dict[str, list[str]]:
 
 def _seconds_until_ready(name: str, arguments: list[str], workers: int) -> float:
     """In an empty folder: that of a job on Ray travels to its nodes."""
-    started, quiet = time.perf_counter(), subprocess.DEVNULL
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(
-            [sys.executable, *arguments], stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, cwd=folder
-        ) as process,
-    ):
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, _started([sys.executable, *arguments], folder) as process:
         assert process.stdout is not None
         output, took_s = b"", 0.0
         while output.count(b"ready") < workers:
@@ -119,9 +116,25 @@ def _seconds_until_ready(name: str, arguments: list[str], workers: int) -> float
             piece = os.read(process.stdout.fileno(), 4096) if readable else b""
             took_s = time.perf_counter() - started
             if not piece:
-                process.terminate()
                 raise ContenderFailed(
                     f"{name}: its workers were not ready within {took_s:.0f} s; try the command by hand"
                 )
             output += piece
     return took_s
+
+
+@contextmanager
+def _started(command: list[str], folder: str) -> Iterator[subprocess.Popen[bytes]]:
+    """In a session of its own: a terminal's Ctrl-C reaches us alone, and it then ends what it has started."""
+    quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
+    process = subprocess.Popen(command, stdin=quiet, stdout=pipe, stderr=quiet, cwd=folder, start_new_session=True)
+    with process:
+        try:
+            yield process
+        except BaseException:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise

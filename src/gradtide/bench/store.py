@@ -149,7 +149,7 @@ def _redis_server() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="gradtide-redis-") as folder:
         path = Path(folder) / "socket"
         command = ["redis-server", "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", folder]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
         try:
             deadline_s = time.monotonic() + 10
             while not path.exists() and time.monotonic() < deadline_s:

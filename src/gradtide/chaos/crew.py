@@ -15,7 +15,10 @@ class Crew:
     def __init__(self, commands: Sequence[Sequence[str]], *, speaks: bool = True) -> None:
         """Who does not speak has our own standard input and output."""
         pipe = subprocess.PIPE if speaks else None
-        self.processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for command in commands]
+        self.processes = [
+            subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=speaks)
+            for command in commands
+        ]  # a terminal's Ctrl-C reaches us alone, which end them
 
     def __enter__(self) -> Self:
         return self

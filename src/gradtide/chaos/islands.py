@@ -138,7 +138,9 @@ class Islands:
         command = [sys.executable, "-m", "gradtide.chaos.islands", self.secret_file, disk]
         pipe, word = subprocess.PIPE, msgspec.json.encode(role).decode()
         with self._network.at(self._machines.get(role.name, role.name)):
-            self._processes[role.name] = subprocess.Popen([*command, word], stdin=pipe, stdout=pipe)
+            self._processes[role.name] = subprocess.Popen(
+                [*command, word], stdin=pipe, stdout=pipe, start_new_session=True
+            )
         self._roles[role.name] = role
 
     def wait_until_it_listens(self, name: str) -> None:

@@ -150,5 +150,8 @@ def find_checkpoint(address: str | os.PathLike[str]) -> tuple[Place, Manifest]:
         return place, read_manifest(place)
     newest = Shelf(address).newest()
     if newest is None:
+        inside = f"{os.fspath(address).rstrip('/')}/checkpoints"
+        if Shelf(inside).newest() is not None:
+            raise DataError(f"{place.address} is the folder of a run; its checkpoints are in {inside}")
         raise DataError(f"{place.address} is no checkpoint and has none in it; give a folder with a {MANIFEST}")
     return open_place(newest.address), newest.manifest

@@ -4,34 +4,71 @@ import os
 import sys
 from collections.abc import Callable
 
+from gradtide.cli.stopping import Signals
 from gradtide.errors import GradtideError
 from gradtide.linux import require_linux
 
 __all__ = ["main"]
 
 _EVERYWHERE = ("plan", "topology", "doctor")  # commands that don't need Linux
+_INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
 
 def main() -> None:
-    """A user's mistake is one line and exit code 2."""
-    try:
-        _run(sys.argv[1:])
-    except GradtideError as error:
-        print(f"gradtide: {error}", file=sys.stderr)
-        sys.exit(2)
+    """A user's mistake is one line, and exit code 2; so is a signal, and 128 + its number. What a user's code raised is
+    shown whole, and then as one line."""
+    with Signals() as signals:
+        try:
+            code = _run(sys.argv[1:], signals)
+        except Exception as error:
+            if signals.came:  # what is interrupted while it is imported may raise anything
+                code = _INTERRUPTED
+            elif isinstance(error, GradtideError):
+                print(f"gradtide: {error}", file=sys.stderr)
+                code = 2
+            else:
+                code = show_failure(error)
+        except KeyboardInterrupt:
+            code = _INTERRUPTED
+        if signals.came and code == _INTERRUPTED:
+            code = signals.say()
+    sys.exit(code)
 
 
-def _run(words: list[str]) -> None:
-    if words[:1] == ["plan"]:  # without the other commands and their library, whose import takes 0.2 s
-        from gradtide.cli.plan.command import plan
+def _run(words: list[str], signals: Signals) -> int:
+    if words[:1] == ["plan"] and not {"-h", "--help"} & {*words}:
+        from gradtide.cli.plan.command import plan  # without the other commands and their library, which take 0.2 s
 
+        signals.began = True
         _until_unread(lambda: plan(words[1:]))
-        return
+        return 0
     if words and words[0] not in _EVERYWHERE and not words[0].startswith("-") and not {"-h", "--help"} & {*words}:
         require_linux(f"gradtide {words[0]}")
     from gradtide.cli.app import app
+    from gradtide.cli.usage import UsageError, show_usage_error
 
-    app()
+    signals.began = True
+    try:
+        return app(prog_name="gradtide", standalone_mode=False) or 0
+    except UsageError as error:
+        return show_usage_error(error, words)
+
+
+def show_failure(error: Exception) -> int:
+    """A traceback from where the command's own work began, and its last line; returns the exit code."""
+    import traceback
+
+    import typer
+
+    from gradtide.failure_line import find_where, message_with_notes, without_frames_of
+
+    machinery = os.path.dirname(__file__), os.path.dirname(typer.__file__)
+    error.__traceback__ = without_frames_of(machinery, error.__traceback__) or error.__traceback__
+    traceback.print_exception(error)
+    first = (message_with_notes(error).splitlines() or [""])[0]
+    kind, where = type(error).__name__, find_where(error)
+    print(f"gradtide: {kind}{f': {first}' if first else ''}{f' ({where})' if where else ''}", file=sys.stderr)
+    return 1
 
 
 def _until_unread(command: Callable[[], None]) -> None:

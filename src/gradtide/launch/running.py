@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Self
+from typing import NoReturn, Self
 
 from gradtide.launch import wording
 from gradtide.launch.job import Action, Again, GoOn, JobState, Show
@@ -190,10 +190,17 @@ class RunningJob(ABC):
                 if signal.getsignal(number) is not signal.SIG_IGN  # nohup, or a shell's `&`, wants it ignored
             }
 
+    def _as_before_us(self, number: int, frame: FrameType | None) -> NoReturn:
+        """No worker has started yet: a signal means what it meant before we took it, and in any case the end."""
+        handler = self._handlers.get(number)
+        if callable(handler):
+            handler(number, frame)
+        raise SystemExit(128 + number)
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Hands the signal on at once, even if we are stuck writing to somebody who does not read."""
         if not self._running:
-            raise SystemExit(128 + number)
+            self._as_before_us(number, frame)
         grace_s = 0.0 if self.job.signalled else self.spec.grace_s
         self.job.interrupted(number)
         self._output.give_up_s = self._clock() + grace_s

@@ -14,11 +14,12 @@ import sys
 import time
 import traceback
 from importlib.machinery import ModuleSpec, SourceFileLoader
-from types import CodeType, ModuleType, TracebackType
+from types import CodeType, ModuleType
 from typing import Any
 
 from gradtide.environment import extend_environment
 from gradtide.errors import CommunicationError
+from gradtide.failure_line import find_where, message_with_notes, without_frames_of
 from gradtide.launch.messages import Failure, Start, send
 from gradtide.launch.target import Target
 from gradtide.processes.naming import name_process
@@ -42,7 +43,7 @@ def live(start: Start, target: Target, reports: socket.socket) -> None:
         raise
     except BaseException as error:
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__  # as Python does
-        error.__traceback__ = _without_ours(error.__traceback__)
+        error.__traceback__ = without_frames_of(_MACHINERY, error.__traceback__)
         _report(start.rank, error, reports)
         if not isinstance(error, KeyboardInterrupt):
             sys.exit(1)
@@ -110,12 +111,6 @@ class _Loader(SourceFileLoader):
         return code
 
 
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_MACHINERY):
-        trace = trace.tb_next
-    return trace
-
-
 def _report(rank: int, error: BaseException, reports: socket.socket) -> None:
     """Tells the launcher. If the script has a hook of its own for exceptions, that one shows the traceback."""
     at_s, text = time.monotonic(), ""
@@ -130,23 +125,13 @@ def _report(rank: int, error: BaseException, reports: socket.socket) -> None:
         rank=rank,
         at_s=at_s,
         kind=type(error).__name__,
-        message=_shortened(str(error), _MESSAGE_CHARACTERS),
-        where=_where(error),
+        message=_shortened(message_with_notes(error), _MESSAGE_CHARACTERS),
+        where=find_where(error),
         traceback=_shortened(text, _TRACEBACK_CHARACTERS),
         fell=_fell_with_a_peer(error),
     )
     with contextlib.suppress(OSError):  # the launcher is gone, and so are we in a moment
         send(reports, failure)
-
-
-def _where(error: BaseException) -> str:
-    """The innermost line outside of gradtide and of installed packages, or else the innermost of all."""
-    frames = traceback.extract_tb(error.__traceback__)
-    elsewhere = sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(__file__)), "<"
-    own = [frame for frame in frames if not frame.filename.startswith(elsewhere)]
-    for frame in reversed(own or frames):
-        return f"{os.path.basename(frame.filename)}:{frame.lineno}"
-    return f"{os.path.basename(error.filename or '')}:{error.lineno}" if isinstance(error, SyntaxError) else ""
 
 
 def _fell_with_a_peer(error: BaseException | None) -> bool:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from gradtide.calling import refuse_foreign_names
 from gradtide.compress import Compress, as_compress
 from gradtide.errors import ConfigError
 from gradtide.events import BatchStarted, Emit, ParametersUpdated, ignore
@@ -28,6 +29,18 @@ from gradtide.timeouts import Timeouts
 
 __all__ = ["DataParallel"]
 
+_OF_DDP = {
+    "device_ids output_device device dim": "move the model to its device: DataParallel(model.to(device), optimizer)",
+    "find_unused_parameters static_graph": "leave it out: parameters that a step does not use are handled anyway",
+    "bucket_cap_mb gradient_as_bucket_view": "leave it out: buckets are made by themselves",
+    "process_group group backend world_size rank workers": "leave it out: a worker finds its job by itself, under "
+    "gradtide run or torchrun",
+    "lr learning_rate": "say DataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1))",
+    "strategy": "it is called sync=",
+    "max_norm max_grad_norm gradient_clip_val clip_grad_norm": "it is called clip_norm=",
+    "mixed_precision precision amp": "use torch.autocast around the forward pass",
+}
+
 
 class DataParallel(nn.Module):
     """A model whose parameters every worker of the job updates alike.
@@ -40,14 +53,20 @@ class DataParallel(nn.Module):
 
     `optimizer` is one of torch.optim, or a list of them. `sync` is "auto", the name of a strategy ("ring"), a
     schedule's file, `gradtide.Servers("bsp")` or `gradtide.Local(50)`. `compress` is a codec ("int8", "topk:0.01",
-    "auto") or `gradtide.Compress(...)`: gradients travel as it makes them. All workers make it together and begin with
+    "auto") or `gradtide.Compress(...)`: gradients travel as it makes them. `clip_norm` bounds the norm of the whole
+    gradient. `overlap=False` lets gradients leave only after backward. With `broadcast_buffers` all workers have worker
+    0's buffers. `timeouts` says how long to wait for others, in seconds. All workers make it together and begin with
     worker 0's parameters and buffers. `explain()` says which way was chosen and why. `emit` is called with every event
     of a step.
 
     Where workers step (see `explain`), `.grad` is the gradient of all workers when a backward outside of `no_sync`
     returns, as under DDP: clip it, scale it, call `optimizer.step()`. `share_parameters=False` makes it so everywhere.
+
+    Raises ConfigError for what can't be trained together, Mismatch if workers want different things, and PeerLost or
+    PeerTimeout for workers that are gone or late.
     """
 
+    @refuse_foreign_names(_OF_DDP, "say DataParallel(model, optimizer), and the others by name")
     def __init__(
         self,
         module: nn.Module,
@@ -87,6 +106,7 @@ class DataParallel(nn.Module):
         self.register_load_state_dict_post_hook(_end_loading)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        """What the model gives; the backward that follows synchronises its gradients."""
         if not torch.is_grad_enabled():
             return self.module(*inputs, **named)
         self._before()

@@ -267,6 +267,7 @@ class ModelParallel:
     # --- modes ---
 
     def train(self, mode: bool = True) -> "ModelParallel":
+        """As of any module: dropout and batch normalisation behave as in training."""
         self.training = mode
         self.module.train(mode)
         if self._engine is not None and self._wrapped is not None:
@@ -275,6 +276,7 @@ class ModelParallel:
         return self
 
     def eval(self) -> "ModelParallel":
+        """As of any module: dropout and batch normalisation behave as in evaluation."""
         return self.train(False)
 
     # --- state ---

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gradtide.calling import refuse_foreign_names
 from gradtide.errors import ConfigError
 from gradtide.parallel.agreed_shares import AgreedShares
 from gradtide.parallel.batch_parts import count_samples, cut
@@ -21,6 +22,11 @@ from gradtide.sync.job import BatchShare
 
 __all__ = ["shard"]
 
+_OF_SAMPLERS = {
+    "dataset sampler data": "it is given the loader of global batches, first: shard(loader)",
+    "batch_size drop_last num_workers collate_fn shuffle seed": "it belongs to the DataLoader that shard is given",
+    "rank num_replicas world_size workers": "a worker finds its job by itself, under gradtide run or torchrun",
+}
 _KEPT = "_gradtide_shares"  # on a loader: what is known of the workers' speeds
 
 
@@ -45,6 +51,7 @@ class shard(Iterable[Any]):
     alone, and that each worker may draw random numbers of its own while it reads; `read="whole"` reads all and cuts.
     """
 
+    @refuse_foreign_names(_OF_SAMPLERS, "say shard(loader), and the others by name")
     def __init__(
         self,
         loader: Iterable[Any],

@@ -3,6 +3,7 @@
 models/             LeNet and MLPs as in the textbook, AlexNet, a small transformer
 digits.py           the embedded data: scikit-learn's handwritten digits, scaled to 28x28
 datasets/           Fashion-MNIST, and the format of its files
+arguments.py        what fit and evaluate are called with: names of other libraries, values of the wrong kind
 source.py           tensors, arrays, a Dataset, a DataLoader or a generator as one kind of source of batches
 steering/           what a user adds: metrics, callbacks, schedules, sample weights, progress
 optimizers.py       the optimizer that fit was given, and one like it for every device

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from gradtide.calling import refuse_foreign_names
 from gradtide.collective import Group
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
@@ -18,7 +19,9 @@ from gradtide.even_share import even_share
 from gradtide.parallel import Device, DeviceBatch, DevicePool, Replica, find_devices, replicate, split_batch
 from gradtide.parallel.devices.losses import Loss, LossFn, LossTerms
 from gradtide.parallel.devices.nested import cut_rows, length, moved
+from gradtide.parallel.devices.shapes import LossGiven, ModelGiven
 from gradtide.parallel.devices.step import count_correct
+from gradtide.train.arguments import EVALUATE, check_model
 from gradtide.train.settings import check_precision
 from gradtide.train.source import Batch, BatchSource, alike, as_source, read_ahead, with_targets
 from gradtide.train.steering.metrics import Metrics
@@ -52,6 +55,7 @@ class Evaluation:
         return cls(loss, accuracy, samples, terms, dict(metrics or {}))
 
 
+@refuse_foreign_names(EVALUATE)
 def evaluate(
     model: nn.Module,
     data: Any,
@@ -64,11 +68,14 @@ def evaluate(
     precision: str | None = None,
     alone: bool = False,
 ) -> Evaluation:
-    """Evaluates a model on tensors, a Dataset or a DataLoader; the model is copied and not changed.
+    """Evaluates a model on data, and returns `.loss`, `.accuracy`, `.samples` and `.metrics`; the model stays as it is.
 
-    `loss`, `loss_terms`, `metrics` and `precision` are those of `fit`. In a job all workers call it, each computes its
+    `data`, `devices`, `loss`, `loss_terms`, `metrics` and `precision` are those of `fit`. `batch_size` counts the
+    samples that all devices take at once. Raises ConfigError for an argument that makes no sense, and DataError for
+    data. In a job all workers call it, each computes its
     part, and all get the figures of all; with `alone=True` this worker computes everything by itself.
     """
+    check_model(model)
     found, group = find_devices(devices), None if alone else _group()
     source = _for_all(as_source(data, batch_size, shuffle=False), group)
     measure = make_loss(loss, loss_terms, source, found)
@@ -104,8 +111,9 @@ def predict(
     """What the model gives for every sample, in the data's order, on the CPU.
 
     `data` is the inputs alone (a tensor, an array, a DataLoader of them), or what `evaluate` takes, whose targets are
-    ignored. In a job all workers call it, each computes its part, and all get everything. With `alone=True` this worker
-    computes everything by itself.
+    ignored. `devices`, `batch_size` and `precision` are those of `evaluate`. In a job all workers call it, each
+    computes its part, and all get everything. With `alone=True` this worker computes everything by itself. Raises
+    ConfigError for a DataLoader that shuffles, and DataError for data that it can't read.
     """
     found, group, parts = find_devices(devices), None if alone else _group(), list[Any]()
     casting = partial(_casting, check_precision(precision))
@@ -117,8 +125,9 @@ def predict(
     with DevicePool(found) as pool, _evaluating(replicas):
 
         def forward(index: int) -> Any:
-            with torch.no_grad(), casting(shards[index].device):
-                return replicas[index].module(shards[index].inputs)
+            module, inputs = replicas[index].module, shards[index].inputs
+            with torch.no_grad(), casting(shards[index].device), ModelGiven(module, inputs):
+                return module(inputs)
 
         for batch, shards in read_ahead((batch, cut(batch)) for batch in source.read(0)):
             outputs = pool.run(forward, len(shards)) if shards else []
@@ -188,10 +197,13 @@ def evaluate_replicas(
     def forward(index: int) -> tuple[float, int | None, Any]:
         module, shard, weight = replicas[index].module, shards[index], weighed.weights[index]
         with torch.no_grad(), loss.casting(shard.device):
-            outputs = module(shard.inputs)
-            value = loss(outputs, shard.targets).item() if weight else 0.0
-        kept = outputs if metrics else None
-        return value * weight * weighed.terms, count_correct(outputs, loss.plain_targets(shard.targets)), kept
+            with ModelGiven(module, shard.inputs):
+                outputs = module(shard.inputs)
+            plain = loss.plain_targets(shard.targets)
+            with LossGiven(outputs, plain):
+                value = loss(outputs, shard.targets).item() if weight else 0.0
+                correct = count_correct(outputs, plain)
+        return value * weight * weighed.terms, correct, outputs if metrics else None
 
     total, terms, correct, samples, classes = 0.0, 0.0, 0, 0, True
     metrics = metrics or None

@@ -54,7 +54,14 @@ _WORKERS_S = 120.0  # for the other workers to write theirs
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """`fit(..., checkpoints=Checkpoints("runs/ck", every=100, resume=True))`."""
+    """Where a run keeps checkpoints: `fit(..., checkpoints=Checkpoints("runs/ck", every=100, resume=True))`.
+
+    `path` is a folder, or an address that fsspec knows; all workers and servers must see it. One is written every
+    `every` steps (0: none), and the last `keep` stay. `resume=True` goes on with the newest, if there is one;
+    `resume="folder"` with that one. `token` stands in the names of this run's checkpoints, and is the same for all
+    workers. `options` are values that a run must have in common with the checkpoint it goes on with. Raises ConfigError
+    for numbers that make no sense.
+    """
 
     path: str  # a folder, or any address that fsspec knows; all workers and servers must see it
     every: int = 0  # so many steps; 0: none are written
@@ -70,7 +77,7 @@ class Checkpoints:
             )
 
     def find(self) -> tuple[Place, Manifest] | None:
-        """The checkpoint to go on with."""
+        """The checkpoint to go on with; None if there is none. Raises DataError if `resume` names no checkpoint."""
         if isinstance(self.resume, str) and self.resume:
             return find_checkpoint(self.resume)
         newest = Shelf(self.path).newest() if self.resume else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from gradtide.calling import refuse_foreign_names
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 from gradtide.events import BatchDone, CompressionDecided, Emit, EpochDone, ignore
@@ -16,6 +17,7 @@ from gradtide.observe.event_log import find_log
 from gradtide.parallel import DevicePool, find_devices
 from gradtide.parallel.devices.losses import LossFn, LossTerms
 from gradtide.parallel.devices.step import check_strategy
+from gradtide.train.arguments import FIT, FIT_UNNAMED, check_kinds, check_model
 from gradtide.train.evaluation import make_loss
 from gradtide.train.keeper import Checkpoints, Keeper
 from gradtide.train.optimizers import OptimizerFactory, Optimizers
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["History", "Run", "fit"]
 
 
+@refuse_foreign_names(FIT, FIT_UNNAMED)
 def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     model: nn.Module,
     train_data: Any,
@@ -88,6 +91,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     - `train_data` and `validation` are (inputs, targets), or (inputs, targets, weights), as tensors, NumPy arrays, or
       dicts, tuples and lists of them; a Dataset; a DataLoader; or a function that gives an epoch's batches. A
       DataLoader and a function keep their own batch size.
+    - `devices` is a number, or names ("cpu:0,cpu:1", ["cuda:0", "cuda:1"]); `epochs` is how often to go over the data.
     - `batch_size` counts the samples of all devices together. With `scale_batch` it counts those of each device, and
       `lr_scaling` and `warmup_epochs` say how the learning rate changes.
     - `accumulate=4` takes four batches as one step; a device computes a fourth at a time. (The last step of an epoch
@@ -110,16 +114,21 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     - `balance` gives devices and workers parts of a batch by their measured speed, instead of equal parts.
     - `checkpoints` says where the run keeps checkpoints, how often, and whether it goes on with the newest, as
       `resume=True` does; `resume="folder"` goes on with what is in that folder.
-    - `timeouts` says how long to wait for other workers.
+    - `seed` decides the order of samples, and what devices draw in forward.
+    - `timeouts` says how long to wait for other workers, in seconds.
     - `emit` is called with every event.
 
-    Ctrl-C leaves in the model what was learnt. (`test_data` and `sync_batch_norm` are earlier names of `validation` and
-    of `batch_norm="shared"`.)
+    Raises ConfigError for an argument that makes no sense (DeviceError: for a device), DataError for data, OutputError
+    for a file that can't be written, and in a job CommunicationError for workers that are lost. What the model or the
+    loss raise comes out as it is, with a note of the shapes and dtypes they were given. Ctrl-C leaves in the model what
+    was learnt. (`test_data` and `sync_batch_norm` are earlier names of `validation` and of `batch_norm="shared"`.)
 
     In a job (gradtide run, torchrun) all workers train one model, each with its part of every batch. `sync` says how
     they synchronise, and `compress` how gradients are made smaller, as for `DataParallel`. "All devices" then are those
     of all workers. With `Local`, workers also meet at the end of every epoch.
     """
+    check_model(model)
+    check_kinds(lr, callbacks, checkpoints, epochs=epochs, batch_size=batch_size, seed=seed)
     found, job = find_devices(devices), _job(sync)
     validation = check_validation(validation, test_data, metrics)
     shared_norm = check_batch_norm(batch_norm, sync_batch_norm, accumulate, balance)

@@ -305,7 +305,8 @@ def listen(address: Address, credentials: Credentials) -> socket.socket:
             f"can't listen at {address}: {address.host} is no name of a host; check the address"
         ) from None
     except OSError as error:
-        raise ConfigError(f"can't listen at {address} ({error.strerror}); choose another port") from None
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # Python adds the address
+        raise ConfigError(f"can't listen at {address} ({why}); choose another port") from None
 
 
 def is_loopback(host: str) -> bool:

@@ -29,7 +29,9 @@ def run_pair(hosts: Hosts, module: str, settings: object, port: int, tell: Calla
         for rank, host in enumerate(hosts):
             told = ["env", f"RANK={rank}", "WORLD_SIZE=2", f"MASTER_ADDR={ADDRESSES[0]}", f"MASTER_PORT={port}"]
             told += ["LOCAL_RANK=0", f"GLOO_SOCKET_IFNAME={INTERFACES[rank]}", "OMP_NUM_THREADS=1"]
-            process = subprocess.Popen([*host, *told, *command], stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen(
+                [*host, *told, *command], stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
             stack.callback(_end, process)
             processes.append(process)
         assert processes[0].stdout is not None
@@ -64,7 +66,8 @@ def stores_on(hosts: Hosts, ports: Sequence[int]) -> Iterator[list[tuple[str, st
 
 
 def _start(stack: ExitStack, command: Sequence[str]) -> "subprocess.Popen[str]":
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
+    process = subprocess.Popen(command, stdin=quiet, stdout=pipe, text=True, start_new_session=True)
     stack.callback(_end, process)
     return process
 

@@ -67,7 +67,10 @@ def _run(name: str, rounds: int, steps: int) -> dict[str, Any]:
     meeting = f"predictions-{uuid.uuid4().hex}"
     given = [name, str(PREDICTED[name]), str(rounds), str(steps), meeting]
     command = [sys.executable, "-m", "gradtide.bench.split.predicting_peer", *given]
-    started = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    started = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, start_new_session=True)
+        for rank in range(2)
+    ]
     try:
         texts = [one.communicate(timeout=ROUND_S)[0] for one in started]
     except subprocess.TimeoutExpired:

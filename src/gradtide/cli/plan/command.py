@@ -20,51 +20,73 @@ if TYPE_CHECKING:
     from gradtide.schedule.predict.smaller_messages import CompressForecast
     from gradtide.topology.model import Topology
 
-__all__ = ["SUMMARY", "plan"]
+__all__ = ["OPTIONS", "SUMMARY", "TOPOLOGY", "plan"]
 
+TOPOLOGY = "A preset (see gradtide topology list) or a file; --speeds alone needs none"
 SUMMARY = "Choose, prove and predict the best synchronisation for a topology."
 OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("--size", str, "Bytes to synchronise: 160MB, 4KiB, …"),
-    ("--collective", str, "all_reduce (if left out), reduce_scatter, all_gather, broadcast or reduce."),
-    ("--devices", str, "Only these devices: gpu1,gpu2,gpu3."),
-    ("--root", str, "Where broadcast starts and reduce ends; the first device if left out."),
-    ("--json", bool, "Print the table as JSON."),
-    ("--draw", Path, "Draw the winner's traffic on the links: plan.svg."),
-    ("--timeline", Path, "Write the winner's run for Perfetto: trace.json."),
-    ("--schedule", Path, "Save the winner's schedule: schedule.json."),
-    ("--rival", Path, "Prove and compare this schedule too: mine.json."),
-    ("--sizes", str, "Show which strategy wins from which size on: 4KB..1GB."),
-    ("--output", Path, "With --sizes or --hosts: draw the times, sizes.png."),
-    ("--without", list, "What if this were missing: host3.nic0, host3, spine*; may be given several times."),
-    ("--degrade", list, "What if this had N times its bandwidth: host3.nic0=0.1; may be given several times."),
-    ("--hosts", str, "Show the time for each number of hosts: 4..128; --output draws it."),
-    ("--upgrade", bool, "Also say which wires to make faster first, and what that is worth."),
+    ("--collective", str, "all_reduce (if left out), reduce_scatter, all_gather, broadcast or reduce"),
+    ("--devices", str, "Only these devices: gpu1,gpu2,gpu3"),
+    ("--root", str, "Where broadcast starts and reduce ends; the first device if left out"),
+    ("--json", bool, "Print the table as JSON"),
+    ("--draw", Path, "Draw the winner's traffic on the links: plan.svg"),
+    ("--timeline", Path, "Write the winner's run for Perfetto: trace.json"),
+    ("--schedule", Path, "Save the winner's schedule: schedule.json"),
+    ("--rival", Path, "Prove and compare this schedule too: mine.json"),
+    ("--sizes", str, "Show which strategy wins from which size on: 4KB..1GB"),
+    ("--output", Path, "With --sizes or --hosts: draw the times, sizes.png"),
+    ("--without", list, "What if this were missing: host3.nic0, host3, spine*; may be given several times"),
+    ("--degrade", list, "What if this had N times its bandwidth: host3.nic0=0.1; may be given several times"),
+    ("--hosts", str, "Show the time for each number of hosts: 4..128; --output draws it"),
+    ("--upgrade", bool, "Also say which wires to make faster first, and what that is worth"),
     ("--host-kind", str, "What the hosts of Slurm's topology.conf are: dgx-h100, dgx-a100, …"),
-    ("--every", str, "Also say how long a step takes when workers meet every N steps: 50."),
-    ("--compute", str, "Time of a step's forward and backward, for --every and --speeds: 30ms."),
-    ("--no-overlap", bool, "With --every: gradients leave after backward, not while it goes on."),
-    ("--compress", str, "Also say what a codec saves: int8, topk:0.01, ..."),
-    ("--speeds", str, "Also say what parts of a batch by speed save; one speed for each device: 1,1,0.3."),
-    ("--batch", str, "With --speeds: the samples of a batch; parts are whole samples."),
+    ("--every", str, "Also say how long a step takes when workers meet every N steps: 50"),
+    ("--compute", str, "Time of a step's forward and backward, for --every and --speeds: 30ms"),
+    ("--no-overlap", bool, "With --every: gradients leave after backward, not while it goes on"),
+    ("--compress", str, "Also say what a codec saves: int8, topk:0.01, …"),
+    ("--speeds", str, "Also say what parts of a batch by speed save; one speed for each device: 1,1,0.3"),
+    ("--batch", str, "With --speeds: the samples of a batch; parts are whole samples"),
 )
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"plan: {message}; see gradtide plan --help")
+        raise ConfigError(f"{_mistake(message)}; see gradtide plan -h")
+
+    def format_help(self) -> str:
+        from gradtide.cli.plan.completion import help_text  # of the other commands' library, so that all look alike
+
+        return help_text()
+
+
+def _mistake(message: str) -> str:
+    """What argparse has found, in the words that all commands have."""
+    from gradtide.calling import meant
+
+    what, _, words = message.partition(": ")
+    if what == "unrecognized arguments":
+        word = words.split()[0]
+        if word.startswith("-"):
+            return f"no such option {word}{meant(word, [name for name, *_ in OPTIONS])}"
+        return f"got unexpected extra arguments ({words})"
+    if words == "expected one argument":
+        return f"{what.removeprefix('argument ')} needs a value"
+    if words.startswith("ignored explicit argument"):
+        return f"{what.removeprefix('argument ')} takes no value"
+    return f"{what.removeprefix('argument ')}: {words}" if words else message
 
 
 def parser() -> _Parser:
     parser = _Parser("gradtide plan", description=SUMMARY, allow_abbrev=False)
-    topology = "A preset (see `gradtide topology list`) or a file; --speeds alone needs none."
-    parser.add_argument("topology", nargs="?", help=topology)
-    for name, kind, text in OPTIONS:
+    parser.add_argument("topology", nargs="?")
+    for name, kind, _ in OPTIONS:
         if kind is list:
-            parser.add_argument(name, action="append", default=[], help=text, metavar="TEXT")
+            parser.add_argument(name, action="append", default=[])
         elif kind is bool:
-            parser.add_argument(name, action="store_true", help=text)
+            parser.add_argument(name, action="store_true")
         else:
-            parser.add_argument(name, type=kind, help=text, metavar="FILE" if kind is Path else "TEXT")
+            parser.add_argument(name, type=kind)
     return parser
 
 
@@ -77,7 +99,7 @@ def plan(arguments: Sequence[str]) -> None:
         _print_step(step, as_json=asked.json)
         return
     if not asked.topology:
-        raise ConfigError("plan: the following arguments are required: topology; see gradtide plan --help")
+        raise ConfigError("TOPOLOGY is missing: a preset or a file; see gradtide plan -h")
     if bool(asked.size) == bool(asked.sizes):
         raise ConfigError("plan needs either --size, as 160MB, or --sizes, as 4KB..1GB")
     _check_together(asked, step, compress)

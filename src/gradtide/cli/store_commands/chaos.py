@@ -9,6 +9,8 @@ from gradtide.cli.table import print_table
 from gradtide.errors import ConfigError, GradtideError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gradtide.chaos.drill import Drill, DrillReport
 
 __all__ = ["chaos"]
@@ -47,6 +49,12 @@ def chaos(
     overload: Annotated[float, typer.Option(help="Train for N minutes on an overloaded machine")] = 0.0,
 ) -> None:
     """Kill servers while workers push exact integers: every sum must be right in the end."""
+    _check_numbers({
+        "kills": (kills, 0), "servers": (servers, 1), "replicas": (replicas, 0), "pushes": (pushes, 0),
+        "workers": (workers, 0 if script else 1), "pause": (pause_s, 0), "changes": (changes, 0),
+        "worker-changes": (worker_changes, 0), "seeds": (seeds, 1), "first": (first, 0), "soak": (soak, 0),
+        "overload": (overload, 0),
+    })  # fmt: skip
     if simulate:
         _simulate(first, seeds)
         return
@@ -71,6 +79,13 @@ def chaos(
         with telling("starting") as tell:
             report = run_chaos(plan, tell)
     _tell(report)
+
+
+def _check_numbers(asked: "Mapping[str, tuple[float, int]]") -> None:
+    """Each option's value, and the least that makes sense."""
+    for name, (value, least) in asked.items():
+        if not value >= least:
+            raise ConfigError(f"--{name} {value:g} makes no sense; give {least} or more")
 
 
 def _on_machines(plan: "Drill") -> "DrillReport":

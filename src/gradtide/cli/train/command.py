@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradtide.cli.doctor.limits import busy_line
+from gradtide.cli.stopping import exit_code
 from gradtide.cli.table import print_table
 from gradtide.cli.train.keeping import before_resuming, check_keeping, plan_keeping, tell_failure
 from gradtide.cli.train.meeting import check_local
@@ -229,12 +230,13 @@ def _train_and_report(settings: "Settings", baseline: bool, path: Path, as_json:
                 with _share_of_the_cores(len(found) if alone else 1):
                     results[title] = _one_run(settings, names, title, datasets, folder, watch, not as_json, alone)
         log.close()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         folder.close()
         kept = f"; the metrics so far are in {folder.metrics}" if folder.metrics.exists() else ""
         print(f"\ngradtide: interrupted{kept}", file=sys.stderr, flush=True)
         sys.stdout.flush()
-        os._exit(130)  # a device's thread may be deep inside a kernel that nothing can interrupt: don't wait for it
+        # A device's thread may be deep inside a kernel that nothing can interrupt: don't wait for it.
+        os._exit(exit_code(stop))
     folder.close()
     draw_pictures(folder)
     if watched.trace:

@@ -13,7 +13,11 @@ __all__ = ["ddp_hook"]
 
 # DDP reads these annotations.
 def ddp_hook(state: Group, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
-    """The mean of a bucket of gradients over the ranks of a gradtide group, which are those of DDP's process group."""
+    """A communication hook for DDP: `model.register_comm_hook(gradtide.Group.beside(), gradtide.ddp_hook)`.
+
+    The result is the mean of a bucket of gradients over the ranks of that group, which are those of DDP's process
+    group. Raises ConfigError if `state` is no gradtide group.
+    """
     if not isinstance(state, Group):
         raise ConfigError(
             "ddp_hook needs a gradtide group of the same ranks: model.register_comm_hook(Group.beside(), ddp_hook)"

@@ -11,5 +11,6 @@ loss_check.py   looks whether a loss is what it is taken for, where it is not
 losses.py       torch's losses by name; how those of the parts make up the batch's
 randomness.py   a random generator a device, for models that draw numbers in forward
 batch_norm.py   batch normalisation over the parts of all devices
+shapes.py       what a model or a loss was given, when it can't compute with that
 step.py         one step: forward, backward, synchronise, update; alone or with other workers
 """

@@ -27,12 +27,17 @@ class Device:
     torch_device: torch.device
 
 
-def find_devices(wanted: int | str | Sequence[str]) -> tuple[Device, ...]:
-    """`2` or `"2"`: the first two CUDA devices, or two logical CPU devices; `"cuda:0,cuda:1"`: just these."""
+def find_devices(wanted: int | str | torch.device | Sequence[str]) -> tuple[Device, ...]:
+    """Finds the devices to compute on, in the order given.
+
+    `2` or `"2"`: the first two CUDA devices, or two logical CPU devices; `"cuda:0,cuda:1"`, or a list: just these.
+    Raises DeviceError for one that is unknown, missing, or named twice.
+    """
     if isinstance(wanted, int) or (isinstance(wanted, str) and wanted.strip().lstrip("-").isdigit()):
         names = _first(int(wanted))
     else:
-        names = [name.strip() for name in (wanted.split(",") if isinstance(wanted, str) else wanted)]
+        listed = str(wanted).split(",") if isinstance(wanted, str | torch.device) else wanted
+        names = [str(name).strip() for name in listed]
     devices = tuple(Device(index, name, _torch_device(name)) for index, name in enumerate(names))
     if len(set(names)) < len(names):
         raise DeviceError(f"a device is named twice in {','.join(names)}; name each once")
@@ -107,8 +112,10 @@ def _autocast_around(work: Callable[[int], Any], kinds: set[str]) -> Callable[[i
 
 
 class DevicePool:
-    """One thread for each device. On CPU each computes with its part of the cores, so that the devices run side by
-    side."""
+    """One thread for each of the `devices` that `find_devices` gave. Use it in a `with`, or close it.
+
+    On CPU each computes with its part of the cores, so that the devices run side by side.
+    """
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = tuple(devices)
@@ -126,7 +133,8 @@ class DevicePool:
             thread.start()
 
     def run(self, work: Callable[[int], Any], count: int | None = None) -> list[Any]:
-        """Runs work(index) for each of the first `count` devices at once; returns the results in order."""
+        """Runs work(index) for each of the first `count` devices (all, if left out) at once; returns the results in
+        order. Raises what the first of them raised that failed."""
         count = len(self.devices) if count is None else count
         if count == 1 == len(self.devices):
             return [work(0)]  # one device needs no other thread, and computes with all cores

@@ -59,7 +59,11 @@ class Replica:
 
 
 def replicate(model: nn.Module, devices: Sequence[Device]) -> list[Replica]:
-    """Copies the model to each device. On CPU too every copy is real: `.to("cpu")` alone would only alias."""
+    """Copies the model to each of the devices that `find_devices` gave.
+
+    On CPU too every copy is real: `.to("cpu")` alone would only alias. Raises ConfigError for a model without a
+    parameter to train.
+    """
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"{type(model).__name__} has no parameter to train; set requires_grad on some")
     return [_copy(model, device) for device in devices]

@@ -17,6 +17,7 @@ from gradtide.parallel.devices.losses import Loss, LossFn
 from gradtide.parallel.devices.pool import DevicePool
 from gradtide.parallel.devices.randomness import DeviceRandom
 from gradtide.parallel.devices.replicas import Replica
+from gradtide.parallel.devices.shapes import LossGiven, ModelGiven
 
 if TYPE_CHECKING:
     from gradtide.sync.synchroniser import Synchroniser
@@ -152,13 +153,16 @@ def _weigh(model: "Synchroniser", loss: Loss, terms: float) -> bool:
 
 def _backward(replica: Replica, part: _Part, loss: Loss, randomness: DeviceRandom | None) -> _Seen:
     batch, weight = part
-    with loss.casting(replica.device.torch_device), randomness or nullcontext():
+    given = ModelGiven(replica.module, batch.inputs)
+    with loss.casting(replica.device.torch_device), randomness or nullcontext(), given:
         outputs = replica.module(batch.inputs)
-    correct = count_correct(outputs, loss.plain_targets(batch.targets))
+    plain = loss.plain_targets(batch.targets)
+    with LossGiven(outputs, plain):
+        correct = count_correct(outputs, plain)
     if weight == 0:  # a mean over nothing is not a number; it counts nothing, whatever it is
         _backward_nothing(outputs)
         return 0.0, correct
-    with loss.casting(replica.device.torch_device):
+    with loss.casting(replica.device.torch_device), LossGiven(outputs, plain):
         value = loss(outputs, batch.targets) * weight
     value.backward()
     return value.item(), correct

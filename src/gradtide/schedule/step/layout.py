@@ -35,7 +35,9 @@ class Stage:
 class Layout:
     """Who computes what of a model, and in which order.
 
-    Two stages have the same devices (in any order) or none in common.
+    `units` are the names of the model's units, so that another model is refused. `stages` say which units are computed
+    on which devices; two stages have the same devices (in any order) or none in common. A batch is computed in
+    `micro_batches` pieces. `order` is "gpipe", "1f1b", "interleaved" or "zero-bubble".
     """
 
     units: tuple[str, ...]  # the names of the model's units, so that another model is refused
@@ -45,4 +47,5 @@ class Layout:
 
     @property
     def devices(self) -> int:
+        """How many devices it is for."""
         return 1 + max(device for stage in self.stages for device in stage.devices)

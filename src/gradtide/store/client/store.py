@@ -16,6 +16,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from gradtide.calling import refuse_foreign_names
 from gradtide.checkpoint.shelf import Taken
 from gradtide.compress import Compress
 from gradtide.errors import ConfigError, PeerTimeout
@@ -52,7 +53,17 @@ from gradtide.transport.keys import read_credentials
 
 __all__ = ["Store", "connect"]
 
+_OF_OTHERS = {
+    "host port url uri": "the address is one argument: connect('tcp:host:7000'), or connect('unix:/path')",
+    "rank worker_id": "it is called worker=",
+    "num_workers world_size": "it is called workers=",
+    "secret password token key": "name the file that has it: secret_file=",
+    "timeout timeout_s": "say timeouts=gradtide.Timeouts(connect_s=5)",
+    "sync mode": "it is called consistency=",
+}
 
+
+@refuse_foreign_names(_OF_OTHERS)
 def connect(
     address: str,
     worker: int | None = None,
@@ -70,6 +81,8 @@ def connect(
     for. `consistency` is what keys are initialised with: "async", "bsp" or "bounded:k". `emit` is called when replicas
     are missing (`Degraded`). Over TCP it needs a `secret_file` (otherwise GRADTIDE_SECRET_FILE names it). Traffic to
     other machines is encrypted, unless `insecure_network` says that anybody on the path may read and change it.
+    `timeouts` says how long to wait, in seconds. Raises ConfigError for an argument that makes no sense, PeerLost if
+    nobody is at the address, PeerTimeout if no server comes in time, and AuthenticationError for a wrong secret.
     """
     where, delay = parse_coordinators(address), parse_consistency(consistency)
     credentials = read_credentials(secret_file, insecure_network=insecure_network)

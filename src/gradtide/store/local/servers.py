@@ -11,6 +11,7 @@ from typing import Self
 
 import msgspec
 
+from gradtide.calling import refuse_foreign_names
 from gradtide.environment import with_variables
 from gradtide.errors import CommunicationError, ConfigError, PeerTimeout
 from gradtide.processes.ready import can_read
@@ -24,6 +25,13 @@ from gradtide.store.local.scaling import SCALE_S, Scaled, scale
 
 __all__ = ["Forks", "LocalServers", "local_servers"]
 
+_OF_OTHERS = {
+    "num_servers n_servers count n num": "say local_servers(2)",
+    "workers num_workers": "workers are those of gradtide run --workers 2; they connect to the servers' .address",
+    "port host address": "it is a socket of this machine's, which .address names; gradtide serve listens on a port",
+    "replication replication_factor num_replicas": "it is called replicas=, and counts the copies besides the first",
+    "checkpoint checkpoint_dir": "it is called checkpoints=",
+}
 _READY_S = 60.0
 
 
@@ -40,7 +48,11 @@ class Forks:
             env=with_variables(paths),
         )
         self._lock = threading.Lock()
-        self._read_line()
+        try:
+            self._read_line()
+        except BaseException:  # Ctrl-C, too: it may be seconds before it has loaded torch and finds us gone
+            self.kill()
+            raise
 
     def ask(self, command: Command) -> list[Alive]:
         with self._lock:
@@ -60,6 +72,11 @@ class Forks:
         if not line:
             raise CommunicationError("the process that makes local servers is gone; its own output says why")
         return line
+
+    def kill(self) -> None:
+        """Ends everything that it made, and itself, at once: nobody needs what they hold."""
+        self._process.kill()
+        self.close()
 
     def close(self) -> None:
         """Ends everything that it made, and itself."""
@@ -107,7 +124,11 @@ class LocalServers:
         self.folder = self._scratch.path
         self.address = f"unix:{self.folder}/coordinator"
         self._own, self._closed = forks is None, False
-        self._forks = forks or Forks(find_modules_as_here=bool(semirings))
+        try:
+            self._forks = forks or Forks(find_modules_as_here=bool(semirings))
+        except BaseException:
+            self._scratch.remove()
+            raise
         journal = f"{self.folder}/journal"
         roles = [
             Role(
@@ -124,7 +145,13 @@ class LocalServers:
                     replicas=replicas, semirings=tuple(semirings), events=events,
                 )
             )  # fmt: skip
-        self._forks.ask(Command("start", self.folder, tuple(roles)))
+        try:
+            self._forks.ask(Command("start", self.folder, tuple(roles)))
+        except BaseException:
+            if self._own:
+                self._forks.kill()
+                self._scratch.remove()
+            raise
 
     @property
     def processes(self) -> list[Alive]:
@@ -164,6 +191,7 @@ class LocalServers:
         self.close()
 
 
+@refuse_foreign_names(_OF_OTHERS)
 def local_servers(
     servers: int = 1,
     *,
@@ -184,7 +212,9 @@ def local_servers(
     more servers die than there are replicas: they begin empty, or with the last of `checkpoints`, either the lost
     shards alone ("continue") or all shards together ("rewind"). A worker that hangs is struck off after
     `worker_lease_s`, and is in again when it goes on. `semirings` are reductions of your own, as "package.module:name";
-    `events` is a folder where all processes write down what happens, for `gradtide trace`.
+    `events` is a folder where all processes write down what happens, for `gradtide trace`. A server that is not heard
+    of for `lease_s` counts as dead; both leases are seconds. `forks` is for tests, which start many stores. Raises
+    ConfigError for numbers that make no sense, and DataError if `restore` has no checkpoint.
     """
     recovering = Recovering(_text(restore), _text(checkpoints), after_loss)
     return LocalServers(

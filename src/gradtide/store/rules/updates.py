@@ -96,7 +96,13 @@ def _plain_number(name: str, value: Any) -> Any:
 
 
 def update(name: str, *, reduce: Literal["mean", "sum"] = "mean", **arguments: Any) -> UpdateRule:
-    """An update rule for `store.init`, checked here so that a mistake is reported before anything is sent."""
+    """Says how servers update a value from pushes: an update rule for `store.init`, or the outer optimizer of `Local`.
+
+    `name` is "assign", "add", "trimmed_mean" or the like, an optimizer of torch's ("sgd", "adam"), or a reduction of
+    your own that servers were started with ("package.module:name"). `reduce` says whether the contributions of a round
+    are averaged by weight ("mean") or added ("sum"). The other `arguments` are the rule's own: `lr=0.1`. Raises
+    ConfigError for a rule or an argument that there is not, before anything is sent.
+    """
     if reduce not in ("mean", "sum"):
         raise ConfigError(f"reduce is {reduce!r}; say 'mean' or 'sum'")
     plain = {argument: plain_argument(argument, value) for argument, value in arguments.items()}

@@ -72,4 +72,5 @@ class Local:
 
     @property
     def rule(self) -> UpdateRule:
+        """The outer optimizer, as an update rule; averaging, if there is none."""
         return _AVERAGING if self.outer is None else self.outer

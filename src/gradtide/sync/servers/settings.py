@@ -10,7 +10,12 @@ __all__ = ["Servers"]
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """`sync=Servers("bsp")`, "bounded:2" or "async"; at the job's own servers, or at `address`.
+    """Train through servers, which hold the parameters: `sync=Servers("bsp")`.
+
+    `mode` is "bsp" (all workers take each step together), "bounded:2" (a worker may be two steps ahead) or "async"
+    (nobody waits). `address` is the store's; without it, the job's own servers (`gradtide run --servers 2`). Over TCP,
+    `secret_file` names the file with this process's key. `insecure_network=True`: what goes to other machines is not
+    encrypted. Raises ConfigError for another `mode` when it is used.
 
     On servers that have trained before, say `resume=True` to go on, or a new `name` to begin another training. `fit`
     names the checkpoint that it goes on from instead: then servers that hold no training are refused.
@@ -19,13 +24,13 @@ class Servers:
     mode: str = "bsp"
     address: str | None = None
     secret_file: str | Path | None = None
-    insecure_network: bool = False  # True: what goes to other machines is not encrypted
+    insecure_network: bool = False
     resume: bool | str = False
     name: str = ""
 
     @property
     def consistency(self) -> str:
-        """As the store calls it."""
+        """The mode, as the store calls it."""
         name, _, delay = self.mode.partition(":")
         if self.mode in ("bsp", "async") or (name == "bounded" and delay.isdecimal()):
             return self.mode

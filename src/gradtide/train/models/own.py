@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gradtide.calling import meant
 from gradtide.errors import ConfigError
 
 __all__ = ["find_own", "is_own", "make_own"]
@@ -33,7 +34,8 @@ def find_own(text: str, option: str) -> Any:
             ) from None
         raise
     if not hasattr(found, name):
-        raise ConfigError(f"{option} {text}: {module_name} has no {name!r}; look at the name")
+        near = meant(name, [known for known in vars(found) if not known.startswith("_")])
+        raise ConfigError(f"{option} {text}: {module_name} has no {name!r}{near or '; look at the name'}")
     return getattr(found, name)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradtide.checkpoint.places import open_place
 from gradtide.checkpoint.tensor_file import TensorFile, TensorGroup, write_file
-from gradtide.errors import ConfigError
+from gradtide.errors import ConfigError, OutputError
 from gradtide.events import BatchStarted, Emit, Event
 from gradtide.train.position import History
 from gradtide.train.steering.callbacks import EpochEnd, FitEnd
@@ -52,7 +52,12 @@ def _mode(mode: str | None, name: str) -> str:
 
 
 class EarlyStopping:
-    """Ends the run once `watch` has not become better by more than `at_least` for `patience` epochs."""
+    """A callback that ends the run once `watch` has not become better by more than `at_least` for `patience` epochs.
+
+    `watch` is a column of the history: "loss", "accuracy", "validation_loss", or the name of a metric. `mode` is "min"
+    or "max", whichever is better; without it, names with "loss" or "error" are better when small. Raises ConfigError if
+    there is no such column, or over servers, where no worker can stop the others.
+    """
 
     stops = True  # a run, so it is refused where none can be stopped
 
@@ -75,7 +80,12 @@ class EarlyStopping:
 
 
 class BestModel:
-    """Keeps the parameters of the epoch that was best by `watch`: in a file (safetensors), in the model at the end."""
+    """A callback that keeps the parameters of the epoch that was best by `watch`.
+
+    `path` is a file (safetensors) that they are written to; with `restore=True` the model has them at the end of the
+    run. `watch` and `mode` are those of `EarlyStopping`. Raises ConfigError without both, and OutputError if the file
+    can't be written.
+    """
 
     def __init__(
         self,
@@ -142,10 +152,13 @@ def without_old_model(path: Path, emit: Emit) -> Emit:
 
 def write_model(path: Path, state: Mapping[str, Tensor]) -> None:
     """Beside it first, so that a run that is killed leaves the last one whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.new")
-    write_file(open_place(str(path.parent)), "", beside.name, [TensorGroup("model", dict(state))], padded=False)
-    beside.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.new")
+        write_file(open_place(str(path.parent)), "", beside.name, [TensorGroup("model", dict(state))], padded=False)
+        beside.replace(path)
+    except OSError as error:
+        raise OutputError(f"can't write the model to {path}: {error.strerror}; name another file") from error
 
 
 def _read(path: Path) -> dict[str, Tensor]:

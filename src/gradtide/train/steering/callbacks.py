@@ -26,7 +26,12 @@ _NO_STOPPING = (
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd(Event):
-    """An epoch is over, and the validation data has been evaluated."""
+    """What a callback is given when an epoch is over, and the validation data has been evaluated.
+
+    `epoch` counts from 1, and `step` all steps so far. `values` has the epoch's figures by name, `history` those of all
+    epochs. `model` is to be looked at or saved, not changed. `is_main`: whether this worker writes for all. `lone`:
+    over servers each worker goes on by itself, so that none can stop the others.
+    """
 
     epoch: int
     step: int
@@ -38,7 +43,7 @@ class EpochEnd(Event):
     asked: list[str] = field(default_factory=list)
 
     def stop(self, why: str = "") -> None:
-        """This is the last epoch, for all workers."""
+        """Makes this the last epoch, for all workers; `why` is told. Raises ConfigError over servers."""
         if self.lone:
             raise ConfigError(_NO_STOPPING)
         self.asked.append(why or "a callback asked for it")
@@ -46,7 +51,11 @@ class EpochEnd(Event):
 
 @dataclass(frozen=True, slots=True)
 class FitEnd(Event):
-    """The run is over, well or badly; the model is the user's own, with what was learnt."""
+    """What a callback is given when the run is over, well or badly (`failed`).
+
+    `model` is the one that `fit` was given, with what was learnt; `history` has the figures of all epochs. `is_main`:
+    whether this worker writes for all.
+    """
 
     history: History
     model: nn.Module

@@ -12,7 +12,10 @@ __all__ = ["CSVLog", "TensorBoardLog"]
 
 
 class CSVLog:
-    """Writes every epoch's figures as a line of a CSV file. A resumed run writes the lines before it, too."""
+    """A callback that writes every epoch's figures as a line of the CSV file `path`.
+
+    A resumed run writes the lines before it, too. Raises OutputError if the file can't be written.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -38,7 +41,10 @@ class CSVLog:
 
 
 class TensorBoardLog:
-    """Writes every epoch's figures as scalars for `tensorboard --logdir folder`."""
+    """A callback that writes every epoch's figures as scalars for `tensorboard --logdir folder`.
+
+    Raises ConfigError if TensorBoard is not installed.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = str(folder)

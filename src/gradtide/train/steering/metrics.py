@@ -21,7 +21,10 @@ _RESERVED = ("loss", "accuracy", "lr", "epoch", "validation_loss", "validation_a
 
 
 class OverAll:
-    """A function of all outputs and all targets of the data at once, which are kept until then."""
+    """A metric for `fit` and `evaluate` that is a function of all outputs and all targets of the data at once.
+
+    `function` takes (outputs, targets) and gives a number; both are kept in memory until the data has been gone over.
+    """
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self.function = function
@@ -29,13 +32,16 @@ class OverAll:
         self.reset()
 
     def update(self, outputs: Any, targets: Any) -> None:
+        """Keeps a batch."""
         self._seen.append((outputs, targets))
 
     def compute(self) -> Any:
+        """The function of all that was kept."""
         outputs, targets = zip(*self._seen, strict=True)
         return self.function(_joined(outputs), _joined(targets))
 
     def reset(self) -> None:
+        """Forgets what was kept."""
         self._seen: list[tuple[Any, Any]] = []
 
 

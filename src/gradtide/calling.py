@@ -1,0 +1,55 @@
+"""Names that nobody knows here, in a call or a command: refused in one line that says what to write instead."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import ParamSpec, TypeVar
+
+from gradtide.errors import ConfigError
+
+__all__ = ["meant", "refuse_foreign_names"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def refuse_foreign_names(
+    elsewhere: Mapping[str, str], unnamed: str = "give the others by name"
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """For a function or an `__init__`. `elsewhere` has the names that other libraries use, in groups that are separated
+    by spaces, and what to write instead; `unnamed` says what to write if there are too many arguments without names."""
+    instead = {name: words for names, words in elsewhere.items() for name in names.split()}
+
+    def around(call: Callable[P, R]) -> Callable[P, R]:
+        who = call.__qualname__.removesuffix(".__init__")
+        parameters = inspect.signature(call).parameters
+        places = sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters.values())
+
+        @functools.wraps(call)
+        def checked(*given: P.args, **named: P.kwargs) -> R:
+            for name in named:
+                if name not in parameters:
+                    raise ConfigError(f"{who}: {_say(name, instead, [*parameters])}")
+            if len(given) > places:
+                raise ConfigError(f"{who}: too many arguments without a name; {unnamed}")
+            return call(*given, **named)
+
+        return checked
+
+    return around
+
+
+def _say(name: str, instead: Mapping[str, str], known: list[str]) -> str:
+    if name in instead:
+        return f"there is no {name}=; {instead[name]}"
+    ours = [one for one in known if one != "self"]
+    near = meant(f"{name}=", [f"{one}=" for one in ours])
+    return f"there is no {name}={near or '; its arguments are ' + ', '.join(ours)}"
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Behind a word that nobody knows: " (did you mean --size?)", or nothing."""
+    import difflib  # only now: every program that trains loads this file
+
+    match = difflib.get_close_matches(word[:80], list(known), n=1, cutoff=0.6)
+    return f" (did you mean {match[0]}?)" if match else ""
