@@ -23,7 +23,7 @@ __all__ = ["Feed", "Reader"]
 _LOOK_S = 0.25
 _QUEUED = 64  # messages that a reader may be behind; then it begins anew
 _HAPPENED = 200
-_LASTING = 4  # looks
+_LASTING_S = 1.0
 MOST_READERS = 32
 
 
@@ -58,7 +58,7 @@ class Feed:
         self._seen: dict[str, Any] | None = None  # the store, as it was last told
         self._happened: list[dict[str, Any]] = []
         self._last, self._trouble = 0, ""
-        self._noted: dict[str, int] = {}  # by note: at how many looks in turn
+        self._noted: dict[str, float] = {}  # by note: since when it is there
         self.picture = Picture()
         self.is_ending: Callable[[], bool] = self._over.is_set  # the server's word: then streams end
         self._threads = [
@@ -78,6 +78,8 @@ class Feed:
         self._over.set()
         for thread in self._threads:
             thread.join()
+        if self._store is not None:
+            self._store.close()
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
@@ -170,9 +172,10 @@ class Feed:
         return False
 
     def _lasting(self, notes: list[str]) -> list[str]:
-        """Those that were there at the last looks, too: every round waits for somebody, for a moment."""
-        self._noted = {note: self._noted.get(note, 0) + 1 for note in notes}
-        return [note for note, looks in self._noted.items() if looks >= _LASTING]
+        """Those that have been there for a while: every round waits for somebody, for a moment."""
+        now_s = time.monotonic()
+        self._noted = {note: self._noted.get(note, now_s) for note in notes}
+        return [note for note, since_s in self._noted.items() if now_s - since_s >= _LASTING_S]
 
     def _tell(self, new: dict[str, Any]) -> None:
         message = _encode("news", {**new, "now_unix_s": time.time()})

@@ -13,7 +13,8 @@ from gradtide.observe.clocks import Alignment
 from gradtide.observe.event_log import LogReader
 from gradtide.observe.meter import Timed
 from gradtide.observe.run_facts import read_facts
-from gradtide.store.local.status import Status, ask_status
+from gradtide.store.local.status import Asker, Status, servers_of
+from gradtide.store.wire.messages import Health, Table
 from gradtide.transport.keys import Credentials
 
 __all__ = ["RunSource", "StoreSource"]
@@ -108,14 +109,29 @@ def _unix_offset_s(path: Path, otherwise_s: float) -> float:
 
 
 class StoreSource:
-    """Asks a coordinator and its servers as `gradtide status` does."""
+    """Asks a coordinator and its servers what `gradtide status` asks, over connections that stay open. Servers, which
+    have the gradients to see to, are asked every other time; who has died is the coordinator's to say."""
 
     def __init__(self, address: str, credentials: Credentials | None) -> None:
-        self.address, self._credentials = address, credentials
+        self.address, self._asker = address, Asker(credentials, _ASK_S)
+        self._table: Table | None = None  # when servers were last asked
+        self._servers: dict[str, Health | None] = {}
+        self._fresh = False  # whether they were asked at the last time
 
     def ask(self) -> Status | str:
         """How it is, or why nobody knows."""
         try:
-            return ask_status(self.address, self._credentials, _ASK_S)
+            told = self._asker.inspect(self.address)
+            if told.table != self._table:
+                self._asker.close()  # also to servers that have left
+            if told.table != self._table or not self._fresh:
+                self._servers = {entry.name: self._asker.health(entry) for entry in servers_of(told)}
+                self._table, self._fresh = told.table, True
+            else:
+                self._fresh = False
         except (GradtideError, OSError) as error:
             return str(error)
+        return Status(told, self._servers)
+
+    def close(self) -> None:
+        self._asker.close()
