@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from gradtide.cli.bench.common import print_rates, results_path, say_written, telling
+from gradtide.cli.bench.common import print_rates, results_path, say_compared, say_written, telling
 
 __all__ = ["dashboard"]
 
 
 def dashboard(
-    rounds: Annotated[
-        int, typer.Option(help="Rounds of one turn with a reader and one without; the median counts")
-    ] = 15,
-    turn_s: Annotated[float, typer.Option(help="Seconds of a turn")] = 10.0,
+    blocks: Annotated[
+        int, typer.Option(help="Blocks of four turns: without a reader, with, with, without; the median counts")
+    ] = 70,
+    turn_s: Annotated[float, typer.Option(help="Seconds of a turn")] = 2.0,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-dashboard-TIME.json]")] = None,
 ) -> None:
     """Compare training with a dashboard and a reader of its stream, and without, in turn."""
@@ -24,12 +24,13 @@ def dashboard(
 
     path = results_path("dashboard", output)
     with telling("starting the training") as tell:
-        rows, watched, seconds = bench_watching(rounds, turn_s, tell)
-    before = {"settings": {"rounds": rounds, "turn_s": turn_s}, "unit": "samples/s", "watched": asdict(watched)}
+        rows, cost, seconds = bench_watching(blocks, turn_s, tell)
+    figures = {"watched": asdict(cost.rate), "cpu": asdict(cost.cpu)}
+    own = {"own": {"cpu": cost.dashboard_cpu, "messages": cost.messages}}
+    before = {"settings": {"blocks": blocks, "turn_s": turn_s}, "unit": "samples/s", **figures, **own}
     report.write(path, rows, before, {"seconds": seconds})
-    print_rates(f"LeNet, 2 workers, 2 servers, {rounds} turns of {turn_s:g} s each", "samples/s", rows)
-    print(
-        f"with a reader {watched.median:.3f} of without, turn by turn (the middle half: {watched.least:.3f} to "
-        f"{watched.most:.3f}); it was sent {watched.messages:,} messages"
-    )
+    print_rates(f"LeNet, 2 workers, 2 servers, {blocks} blocks of four turns of {turn_s:g} s", "samples/s", rows)
+    say_compared("samples/s with a reader to without", cost.rate)
+    say_compared("CPU time a sample of workers, servers and coordinator, with a reader to without", cost.cpu)
+    print(f"the dashboard took {cost.dashboard_cpu:.2%} of a core, and sent {cost.messages:,} messages")
     say_written(path)
