@@ -58,6 +58,7 @@ class Feed:
         self._seen: dict[str, Any] | None = None  # the store, as it was last told
         self._happened: list[dict[str, Any]] = []
         self._last, self._trouble = 0, ""
+        self._awaited = self._find_awaited()
         self._noted: dict[str, float] = {}  # by note: since when it is there
         self.picture = Picture()
         self.is_ending: Callable[[], bool] = self._over.is_set  # the server's word: then streams end
@@ -116,7 +117,7 @@ class Feed:
     def _snapshot(self) -> dict[str, Any]:
         run = self._view.snapshot() if self._view is not None else None
         happened = {"store_happened": self._happened, "picture": self.picture.version, "trouble": self._trouble}
-        return {"run": run, "store": self._seen, "now_unix_s": time.time(), **happened}
+        return {"run": run, "store": self._seen, "awaited": self._awaited, "now_unix_s": time.time(), **happened}
 
     def _follow(self, look: Any) -> None:
         while not self._over.is_set():
@@ -142,6 +143,7 @@ class Feed:
             more = self._run.poll()
             if self._store is None and self._run.store:
                 self._store = StoreSource(self._run.store, self._credentials)
+            self._say_what_is_awaited()
             if not more:
                 new = self._run.view.delta()
                 if new:
@@ -151,6 +153,17 @@ class Feed:
             with self._lock:
                 self._tell({"picture": self.picture.version})
         return more
+
+    def _say_what_is_awaited(self) -> None:
+        before, self._awaited = self._awaited, self._find_awaited()
+        if self._awaited != before:
+            self._tell({"awaited": self._awaited})
+
+    def _find_awaited(self) -> str:
+        """From whom something is yet to be heard, before anything is known of a store."""
+        if self._store is not None:
+            return "store"
+        return "run" if self._run is not None and self._run.may_have_store else "nothing"
 
     def _look_at_store(self) -> bool:
         source = self._store

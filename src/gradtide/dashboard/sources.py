@@ -33,11 +33,17 @@ class RunSource:
         self.view = RunView(folder.name)
         self.store = ""  # the address of its store, once it is known
         self._knows_facts = False
+        self._began = False  # whether anything was read of it
         self._readers: dict[int, LogReader] = {}
         self._offsets: dict[int, float] = {}
         self._lines = _Lines(folder / "metrics.jsonl")
         self._clocks: dict[int, list[Timed]] = {}  # what each worker tells of them
         self._alignment = Alignment({})
+
+    @property
+    def may_have_store(self) -> bool:
+        """Whether nobody has said yet that it has one or none. A run of one process says nothing, and has none."""
+        return not self._knows_facts and not self._began
 
     def poll(self) -> bool:
         """Takes in what is new; whether there may be more at once."""
@@ -48,6 +54,7 @@ class RunSource:
                 self._readers.setdefault(int(found[1]), LogReader(path))
         if not self._readers:
             for line in self._lines.read():
+                self._began = True
                 self.view.note_line(line)
         more = [self._read(rank) for rank in sorted(self._readers)]
         return any(more)
@@ -56,7 +63,7 @@ class RunSource:
         events = self._readers[rank].read(_MOST_BYTES)
         if not events:
             return False
-        last_s = events[-1].at_s
+        self._began, last_s = True, events[-1].at_s
         if rank not in self._offsets:
             self._offsets[rank] = _unix_offset_s(self.folder / f"worker-{rank}.jsonl", last_s)
         align = self._align(rank, events)

@@ -33,7 +33,8 @@ class Turn:
 
     samples: float
     seconds: float  # that they took
-    cpu_s: float  # of all processes of the training
+    cpu_s: float  # of all processes of the training in that time
+    store_cpu_s: float  # of its servers and coordinator
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +64,32 @@ class Training:
 
     def __init__(self, steps: Path, pid: int) -> None:
         self.steps = steps  # where its first worker notes each step
-        self.members = (pid, *(child for child, _ in descendants(pid)))
+        self._all = (pid, *(child for child, _ in descendants(pid)))
+        self._store = tuple(one for one in self._all if _name(one).startswith(("server-", "coordinator")))
 
     def turn(self, turn_s: float) -> Turn:
         """What it does in the next seconds, in whole epochs: the evaluations between them would make turns differ. The
         samples are those of the first worker; the second takes as many."""
-        begun, cpu_s = self.steps.stat().st_size, self.cpu_seconds()
-        time.sleep(turn_s)  # the turn itself
-        cpu_s, told = self.cpu_seconds() - cpu_s, _told_since(self.steps, begun)
-        ends = [at for at, event in enumerate(told) if event["event"] == "EpochDone"]
-        if len(ends) < 2:
-            raise ContenderFailed(f"no whole epoch was trained within {turn_s:g} s; make turns longer")
+        begun, before, began_s = self.steps.stat().st_size, self._cpu_seconds(), time.monotonic()
+        ends: list[int] = []
+        while len(ends) < 2:  # on a busy machine an epoch may take longer than a turn
+            if time.monotonic() - began_s > _READY_S:
+                raise ContenderFailed(f"no whole epoch was trained within {_READY_S:g} s")
+            time.sleep(turn_s)  # the turn itself
+            told = _told_since(self.steps, begun)
+            ends = [at for at, event in enumerate(told) if event["event"] == "EpochDone"]
+        after, ended_s = self._cpu_seconds(), time.monotonic()
         samples = sum(event["samples"] for event in told[ends[0] : ends[-1]] if event["event"] == "BatchDone")
         seconds = told[ends[-1]]["at_s"] - told[ends[0]]["at_s"]
-        return Turn(samples, seconds, cpu_s * seconds / turn_s)
+        share = seconds / (ended_s - began_s)
+        return Turn(samples, seconds, *((b - a) * share for a, b in zip(before, after, strict=True)))
 
-    def cpu_seconds(self) -> float:
-        return sum(map(cpu_seconds, self.members))
+    def _cpu_seconds(self) -> tuple[float, float]:
+        return sum(map(cpu_seconds, self._all)), sum(map(cpu_seconds, self._store))
+
+
+def _name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 @contextmanager

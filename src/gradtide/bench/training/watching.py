@@ -34,8 +34,9 @@ class ReaderCost:
     """What a reader costs."""
 
     rate: Comparison  # samples per second, with a reader to without
-    cpu: Comparison  # CPU seconds a sample of all processes of the training; the dashboard's are not among them
-    dashboard_cpu: float  # of its own process, as a part of one core
+    cpu: Comparison  # CPU seconds a sample of all processes of the training, with a reader to without
+    dashboard_cpu: float  # what the dashboard itself computes, as a part of one core
+    store_cpu: float  # what servers and coordinator compute more, as a part of one core
     messages: int  # that the reader was sent
 
 
@@ -43,6 +44,8 @@ class ReaderCost:
 class _Dashboard:
     pid: int
     messages: int = 0  # that its reader was sent
+    cpu_s: float = 0.0  # in the turns in which somebody read
+    read_s: float = 0.0  # how long these took
 
     def let(self, run: bool) -> None:
         """Stopped, it asks nobody and takes no time, and nothing has to be started again for the next turn."""
@@ -57,7 +60,6 @@ def bench_watching(
     if blocks < 2 or turn_s < 1.0:
         raise ConfigError("there must be 2 blocks and turns of 1 s, or more")
     turns: list[list[Turn]] = []
-    own_cpu_s = 0.0
     with (
         tempfile.TemporaryDirectory(prefix="gradtide-bench-") as folder,
         training(Path(folder), _RUN) as trained,
@@ -65,21 +67,40 @@ def bench_watching(
     ):
         for number in range(blocks):
             tell(f"block {number + 1} of {blocks}")
-            taken = [_turn(trained, dashboard, way, turn_s) for way in BLOCK]
-            turns.append([turn for turn, _ in taken])
-            own_cpu_s += sum(cpu_s for _, cpu_s in taken)
+            turns.append([_turn(trained, dashboard, way == 1, turn_s) for way in BLOCK])
     seconds = _seconds_a_sample(turns)
-    watched_s = blocks * sum(BLOCK) * turn_s
-    rate, cpu = compare(turns, lambda turn: turn.samples / turn.seconds), compare(turns, lambda t: t.cpu_s / t.samples)
-    return report.rows(seconds, 1), ReaderCost(rate, cpu, own_cpu_s / watched_s, dashboard.messages), seconds
+    return report.rows(seconds, 1), _cost(turns, dashboard), seconds
 
 
-def _turn(trained: Training, dashboard: _Dashboard, way: int, turn_s: float) -> tuple[Turn, float]:
-    """And what the dashboard has computed in it."""
-    dashboard.let(run=way == 1)
-    before_s = cpu_seconds(dashboard.pid)
+def _turn(trained: Training, dashboard: _Dashboard, read: bool, turn_s: float) -> Turn:
+    dashboard.let(run=read)
+    cpu_s, began_s = cpu_seconds(dashboard.pid), time.monotonic()
     turn = trained.turn(turn_s)
-    return turn, cpu_seconds(dashboard.pid) - before_s
+    if read:
+        dashboard.cpu_s += cpu_seconds(dashboard.pid) - cpu_s
+        dashboard.read_s += time.monotonic() - began_s
+    return turn
+
+
+def _cost(blocks: list[list[Turn]], dashboard: _Dashboard) -> ReaderCost:
+    alone, read = (
+        [turn for block in blocks for i, turn in zip(BLOCK, block, strict=True) if i == way] for way in (0, 1)
+    )
+    return ReaderCost(
+        compare(blocks, lambda turn: turn.samples / turn.seconds),
+        compare(blocks, lambda turn: turn.cpu_s / turn.samples),
+        dashboard.cpu_s / dashboard.read_s,
+        (_store_cpu_a_sample(read) - _store_cpu_a_sample(alone)) * _total(read, "samples") / _total(read, "seconds"),
+        dashboard.messages,
+    )
+
+
+def _store_cpu_a_sample(turns: list[Turn]) -> float:
+    return _total(turns, "store_cpu_s") / _total(turns, "samples")
+
+
+def _total(turns: list[Turn], field: str) -> float:
+    return sum(float(getattr(turn, field)) for turn in turns)
 
 
 def _seconds_a_sample(blocks: list[list[Turn]]) -> dict[str, list[float]]:

@@ -26,11 +26,14 @@ def dashboard(
     with telling("starting the training") as tell:
         rows, cost, seconds = bench_watching(blocks, turn_s, tell)
     figures = {"watched": asdict(cost.rate), "cpu": asdict(cost.cpu)}
-    own = {"own": {"cpu": cost.dashboard_cpu, "messages": cost.messages}}
+    own = {"own": {"cpu": cost.dashboard_cpu, "store_cpu": cost.store_cpu, "messages": cost.messages}}
     before = {"settings": {"blocks": blocks, "turn_s": turn_s}, "unit": "samples/s", **figures, **own}
     report.write(path, rows, before, {"seconds": seconds})
     print_rates(f"LeNet, 2 workers, 2 servers, {blocks} blocks of four turns of {turn_s:g} s", "samples/s", rows)
     say_compared("samples/s with a reader to without", cost.rate)
     say_compared("CPU time a sample of workers, servers and coordinator, with a reader to without", cost.cpu)
-    print(f"the dashboard took {cost.dashboard_cpu:.2%} of a core, and sent {cost.messages:,} messages")
+    print(
+        f"the dashboard took {cost.dashboard_cpu:.2%} of a core, servers and coordinator {cost.store_cpu:.2%} more; "
+        f"it sent {cost.messages:,} messages"
+    )
     say_written(path)
