@@ -110,6 +110,7 @@ def test_before_the_first_answer_the_page_says_that_it_waits_and_then_what_the_r
         page.wait_for_selector("#servers td:has-text('waiting for the run to say whether it has a store')")
         write_facts(tmp_path, RunFacts("a run", workers=1))
         page.wait_for_selector("#servers td:has-text('this run has no store')")
+        assert page.locator("#picture").is_hidden()  # there is none yet
         page.screenshot(path=tmp_path / "no-store.png", full_page=True)
 
 

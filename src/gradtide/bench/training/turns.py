@@ -20,7 +20,7 @@ from typing import Any
 from gradtide.bench.contender import ContenderFailed
 from gradtide.chaos.footprint import cpu_seconds, descendants
 
-__all__ = ["BLOCK", "Comparison", "Training", "Turn", "compare", "training"]
+__all__ = ["BLOCK", "Comparison", "Training", "Turn", "compare", "seconds_a_sample", "training"]
 
 BLOCK = (0, 1, 1, 0)  # the first way, the second, the second, the first
 _READY_S = 120.0
@@ -57,6 +57,15 @@ def compare(blocks: Sequence[Sequence[Turn]], measure: Callable[[Turn], float]) 
 def _ratio(values: Sequence[float]) -> float:
     sums = [sum(value for way, value in zip(BLOCK, values, strict=True) if way == which) for which in (0, 1)]
     return sums[1] / sums[0]
+
+
+def seconds_a_sample(blocks: Sequence[Sequence[Turn]], names: Sequence[str]) -> dict[str, list[float]]:
+    """Of every turn, by the name of its way."""
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for block in blocks:
+        for way, turn in zip(BLOCK, block, strict=True):
+            found[names[way]].append(turn.seconds / turn.samples)
+    return found
 
 
 class Training:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from gradtide.bench import report
 from gradtide.bench.contender import ContenderFailed
-from gradtide.bench.training.turns import BLOCK, Comparison, Training, Turn, compare, training
+from gradtide.bench.training.turns import BLOCK, Comparison, Training, Turn, compare, seconds_a_sample, training
 from gradtide.chaos.footprint import cpu_seconds
 from gradtide.errors import ConfigError
 from gradtide.processes.ready import can_read
@@ -68,7 +68,7 @@ def bench_watching(
         for number in range(blocks):
             tell(f"block {number + 1} of {blocks}")
             turns.append([_turn(trained, dashboard, way == 1, turn_s) for way in BLOCK])
-    seconds = _seconds_a_sample(turns)
+    seconds = seconds_a_sample(turns, WAYS)
     return report.rows(seconds, 1), _cost(turns, dashboard), seconds
 
 
@@ -101,14 +101,6 @@ def _store_cpu_a_sample(turns: list[Turn]) -> float:
 
 def _total(turns: list[Turn], field: str) -> float:
     return sum(float(getattr(turn, field)) for turn in turns)
-
-
-def _seconds_a_sample(blocks: list[list[Turn]]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {name: [] for name in WAYS}
-    for block in blocks:
-        for way, turn in zip(BLOCK, block, strict=True):
-            found[WAYS[way]].append(turn.seconds / turn.samples)
-    return found
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from gradtide.cli.bench.recovery import recovery
 from gradtide.cli.bench.split import split
 from gradtide.cli.bench.staleness import staleness
 from gradtide.cli.bench.store import store
+from gradtide.cli.bench.trace import trace
 from gradtide.cli.bench.train import train
 from gradtide.cli.help import Commands
 
@@ -36,5 +37,6 @@ for command in (
     launch,
     plan,
     dashboard,
+    trace,
 ):
     bench.command()(command)
