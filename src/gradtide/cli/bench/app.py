@@ -5,7 +5,6 @@ import typer
 from gradtide.cli.bench.allreduce import allreduce
 from gradtide.cli.bench.balance import balance
 from gradtide.cli.bench.checkpoint import checkpoint
-from gradtide.cli.bench.dashboard import dashboard
 from gradtide.cli.bench.frugal import frugal
 from gradtide.cli.bench.launch import launch
 from gradtide.cli.bench.overlap import overlap
@@ -15,8 +14,8 @@ from gradtide.cli.bench.recovery import recovery
 from gradtide.cli.bench.split import split
 from gradtide.cli.bench.staleness import staleness
 from gradtide.cli.bench.store import store
-from gradtide.cli.bench.trace import trace
 from gradtide.cli.bench.train import train
+from gradtide.cli.bench.watching import dashboard, trace
 from gradtide.cli.help import Commands
 
 __all__ = ["bench"]
