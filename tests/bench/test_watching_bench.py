@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gradtide.bench.training.turns import BLOCK, Turn, compare
+from gradtide.bench.training.turns import BLOCK, MeasuredTurn, compare
 from gradtide.bench.training.watching import bench_watching
 from gradtide.errors import ConfigError
 
@@ -22,7 +22,7 @@ def made_blocks(cost, count):
         block = []
         for way in BLOCK:
             speed = 1000.0 * (1 - 0.0005 * at) * draw.gauss(1.0, 0.02)
-            block.append(Turn(speed * (1 - cost * way), 1.0, 1.0, 0.1))
+            block.append(MeasuredTurn(speed * (1 - cost * way), 1.0, 1.0, 0.1))
             at += 1
         blocks.append(block)
     return blocks

@@ -5,14 +5,14 @@ from operated import Operated
 
 from gradtide.dashboard.sources import StoreSource
 from gradtide.errors import PeerLost
-from gradtide.store.local.status import Asker, ask_status, servers_of
+from gradtide.store.local.status import StatusAsker, ask_status, servers_of
 from store_processes import wait_until
 
 pytestmark = pytest.mark.quick
 
 
 def test_the_next_question_goes_over_the_connection_of_the_last(tmp_path):
-    with Operated(tmp_path) as store, Asker() as asker:
+    with Operated(tmp_path) as store, StatusAsker() as asker:
         store.coordinator()
         store.server("s0")
         wait_until(lambda: servers_of(asker.inspect(store.address)))
@@ -27,7 +27,7 @@ def test_the_next_question_goes_over_the_connection_of_the_last(tmp_path):
 
 
 def test_a_coordinator_that_was_started_again_answers_the_next_question(tmp_path):
-    with Operated(tmp_path) as store, Asker() as asker:
+    with Operated(tmp_path) as store, StatusAsker() as asker:
         store.coordinator()
         before = asker.inspect(store.address).term
         store.stop("coordinator")

@@ -13,7 +13,7 @@ from gradtide.observe.clocks import Alignment
 from gradtide.observe.event_log import LogReader
 from gradtide.observe.meter import Timed
 from gradtide.observe.run_facts import read_facts
-from gradtide.store.local.status import Asker, Status, servers_of
+from gradtide.store.local.status import Status, StatusAsker, servers_of
 from gradtide.store.wire.messages import Health, Table
 from gradtide.transport.keys import Credentials
 
@@ -120,7 +120,7 @@ class StoreSource:
     have the gradients to see to, are asked every other time; who has died is the coordinator's to say."""
 
     def __init__(self, address: str, credentials: Credentials | None) -> None:
-        self.address, self._asker = address, Asker(credentials, _ASK_S)
+        self.address, self._asker = address, StatusAsker(credentials, _ASK_S)
         self._table: Table | None = None  # when servers were last asked
         self._servers: dict[str, Health | None] = {}
         self._fresh = False  # whether they were asked at the last time

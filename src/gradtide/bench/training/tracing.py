@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gradtide.bench import report
-from gradtide.bench.training.turns import BLOCK, Comparison, Turn, compare, seconds_a_sample, training
+from gradtide.bench.training.turns import BLOCK, Comparison, MeasuredTurn, compare, seconds_a_sample, training
 from gradtide.errors import ConfigError
 
 __all__ = ["TraceCost", "bench_tracing"]
@@ -30,7 +30,7 @@ def bench_tracing(
     """Samples per second of two workers with two servers; every turn is a run of its own."""
     if blocks < 2 or turn_s < 1.0:
         raise ConfigError("there must be 2 blocks and turns of 1 s, or more")
-    turns: list[list[Turn]] = []
+    turns: list[list[MeasuredTurn]] = []
     for number in range(blocks):
         tell(f"block {number + 1} of {blocks}")
         turns.append([_turn(way, turn_s) for way in BLOCK])
@@ -43,7 +43,7 @@ def bench_tracing(
     return report.rows(seconds, 1), cost, seconds
 
 
-def _turn(way: int, turn_s: float) -> Turn:
+def _turn(way: int, turn_s: float) -> MeasuredTurn:
     with (
         tempfile.TemporaryDirectory(prefix="gradtide-bench-") as folder,
         training(Path(folder), "traced", *_OPTIONS[way]) as trained,

@@ -20,7 +20,7 @@ from typing import Any
 from gradtide.bench.contender import ContenderFailed
 from gradtide.chaos.footprint import cpu_seconds, descendants
 
-__all__ = ["BLOCK", "Comparison", "Training", "Turn", "compare", "seconds_a_sample", "training"]
+__all__ = ["BLOCK", "Comparison", "MeasuredTurn", "Training", "compare", "seconds_a_sample", "training"]
 
 BLOCK = (0, 1, 1, 0)  # the first way, the second, the second, the first
 _READY_S = 120.0
@@ -28,7 +28,7 @@ _RESAMPLES = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class MeasuredTurn:
     """What was done in some seconds."""
 
     samples: float
@@ -46,7 +46,7 @@ class Comparison:
     high: float
 
 
-def compare(blocks: Sequence[Sequence[Turn]], measure: Callable[[Turn], float]) -> Comparison:
+def compare(blocks: Sequence[Sequence[MeasuredTurn]], measure: Callable[[MeasuredTurn], float]) -> Comparison:
     """By something of which a block's turns can be added up, like samples per second."""
     ratios = [_ratio([measure(turn) for turn in block]) for block in blocks]
     draw = random.Random(0)
@@ -59,7 +59,7 @@ def _ratio(values: Sequence[float]) -> float:
     return sums[1] / sums[0]
 
 
-def seconds_a_sample(blocks: Sequence[Sequence[Turn]], names: Sequence[str]) -> dict[str, list[float]]:
+def seconds_a_sample(blocks: Sequence[Sequence[MeasuredTurn]], names: Sequence[str]) -> dict[str, list[float]]:
     """Of every turn, by the name of its way."""
     found: dict[str, list[float]] = {name: [] for name in names}
     for block in blocks:
@@ -76,7 +76,7 @@ class Training:
         self._all = (pid, *(child for child, _ in descendants(pid)))
         self._store = tuple(one for one in self._all if _name(one).startswith(("server-", "coordinator")))
 
-    def turn(self, turn_s: float) -> Turn:
+    def turn(self, turn_s: float) -> MeasuredTurn:
         """What it does in the next seconds, in whole epochs: the evaluations between them would make turns differ. The
         samples are those of the first worker; the second takes as many."""
         begun, before, began_s = self.steps.stat().st_size, self._cpu_seconds(), time.monotonic()
@@ -91,7 +91,7 @@ class Training:
         samples = sum(event["samples"] for event in told[ends[0] : ends[-1]] if event["event"] == "BatchDone")
         seconds = told[ends[-1]]["at_s"] - told[ends[0]]["at_s"]
         share = seconds / (ended_s - began_s)
-        return Turn(samples, seconds, *((b - a) * share for a, b in zip(before, after, strict=True)))
+        return MeasuredTurn(samples, seconds, *((b - a) * share for a, b in zip(before, after, strict=True)))
 
     def _cpu_seconds(self) -> tuple[float, float]:
         return sum(map(cpu_seconds, self._all)), sum(map(cpu_seconds, self._store))

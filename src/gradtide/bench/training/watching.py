@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from gradtide.bench import report
 from gradtide.bench.contender import ContenderFailed
-from gradtide.bench.training.turns import BLOCK, Comparison, Training, Turn, compare, seconds_a_sample, training
+from gradtide.bench.training.turns import BLOCK, Comparison, MeasuredTurn, Training, compare, seconds_a_sample, training
 from gradtide.chaos.footprint import cpu_seconds
 from gradtide.errors import ConfigError
 from gradtide.processes.ready import can_read
@@ -59,7 +59,7 @@ def bench_watching(
     """Samples per second of two workers with two servers, which train on; the dashboard is a process of its own."""
     if blocks < 2 or turn_s < 1.0:
         raise ConfigError("there must be 2 blocks and turns of 1 s, or more")
-    turns: list[list[Turn]] = []
+    turns: list[list[MeasuredTurn]] = []
     with (
         tempfile.TemporaryDirectory(prefix="gradtide-bench-") as folder,
         training(Path(folder), _RUN) as trained,
@@ -72,7 +72,7 @@ def bench_watching(
     return report.rows(seconds, 1), _cost(turns, dashboard), seconds
 
 
-def _turn(trained: Training, dashboard: _Dashboard, read: bool, turn_s: float) -> Turn:
+def _turn(trained: Training, dashboard: _Dashboard, read: bool, turn_s: float) -> MeasuredTurn:
     dashboard.let(run=read)
     cpu_s, began_s = cpu_seconds(dashboard.pid), time.monotonic()
     turn = trained.turn(turn_s)
@@ -82,7 +82,7 @@ def _turn(trained: Training, dashboard: _Dashboard, read: bool, turn_s: float) -
     return turn
 
 
-def _cost(blocks: list[list[Turn]], dashboard: _Dashboard) -> ReaderCost:
+def _cost(blocks: list[list[MeasuredTurn]], dashboard: _Dashboard) -> ReaderCost:
     alone, read = (
         [turn for block in blocks for i, turn in zip(BLOCK, block, strict=True) if i == way] for way in (0, 1)
     )
@@ -95,11 +95,11 @@ def _cost(blocks: list[list[Turn]], dashboard: _Dashboard) -> ReaderCost:
     )
 
 
-def _store_cpu_a_sample(turns: list[Turn]) -> float:
+def _store_cpu_a_sample(turns: list[MeasuredTurn]) -> float:
     return _total(turns, "store_cpu_s") / _total(turns, "samples")
 
 
-def _total(turns: list[Turn], field: str) -> float:
+def _total(turns: list[MeasuredTurn], field: str) -> float:
     return sum(float(getattr(turn, field)) for turn in turns)
 
 

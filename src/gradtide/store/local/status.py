@@ -26,7 +26,17 @@ from gradtide.transport.authenticate import dial as reach
 from gradtide.transport.connection import Connection, open_connection
 from gradtide.transport.keys import Credentials
 
-__all__ = ["Asker", "Status", "ask", "ask_status", "complaints", "holds_nothing", "inspect", "notes", "servers_of"]
+__all__ = [
+    "Status",
+    "StatusAsker",
+    "ask",
+    "ask_status",
+    "complaints",
+    "holds_nothing",
+    "inspect",
+    "notes",
+    "servers_of",
+]
 
 
 _LOOK_S = 0.05
@@ -42,7 +52,7 @@ class Status:
 
 def ask_status(address: str, credentials: Credentials | None = None, timeout_s: float = 2.0) -> Status:
     """Raises when even the coordinator does not answer."""
-    with Asker(credentials, timeout_s) as asker:
+    with StatusAsker(credentials, timeout_s) as asker:
         told = asker.inspect(address)
         return Status(told, {entry.name: asker.health(entry) for entry in servers_of(told)})
 
@@ -54,7 +64,7 @@ def servers_of(told: Inspected) -> tuple[ServerEntry, ...]:
 
 def inspect(address: str, credentials: Credentials | None = None, timeout_s: float = 2.0) -> Inspected:
     """What the coordinator there says of its store."""
-    with Asker(credentials, timeout_s) as asker:
+    with StatusAsker(credentials, timeout_s) as asker:
         return asker.inspect(address)
 
 
@@ -65,12 +75,12 @@ def ask(
     *,
     timeout_s: float = 2.0,
 ) -> Message:
-    """One question, see Asker.ask."""
-    with Asker(credentials, timeout_s) as asker:
+    """One question, see StatusAsker.ask."""
+    with StatusAsker(credentials, timeout_s) as asker:
         return asker.ask(address, question)
 
 
-class Asker:
+class StatusAsker:
     """Asks, and keeps its connections for the next questions. Not for several threads at once."""
 
     def __init__(self, credentials: Credentials | None = None, timeout_s: float = 2.0) -> None:
@@ -78,7 +88,7 @@ class Asker:
         self._credentials, self._timeout_s = credentials or Credentials(), timeout_s
         self._connections: dict[Address, Connection] = {}
 
-    def __enter__(self) -> "Asker":
+    def __enter__(self) -> "StatusAsker":
         return self
 
     def __exit__(self, *failure: object) -> None:
