@@ -6,7 +6,6 @@ turns (A, B, B, A) what changes evenly cancels out, and of many blocks the media
 
 import json
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -114,7 +113,7 @@ def training(folder: Path, name: str, *options: str) -> Iterator[Training]:
         _wait_for_steps(process, steps)
         yield Training(steps, process.pid)
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()  # not SIGINT: under nohup and & it would be ignored
         try:
             process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
