@@ -12,6 +12,7 @@ from written_run import Browser, write_run, write_steps
 from gradtide.cli.app import app
 from gradtide.dashboard.serve import beside
 from gradtide.errors import ConfigError
+from gradtide.observe.run_facts import RunFacts, write_facts
 
 pytestmark = pytest.mark.quick
 
@@ -142,3 +143,41 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(missing, ext
     shown = CliRunner().invoke(app, ["dashboard", str(tmp_path), "--metrics-token", str(tmp_path / "token")])
     assert isinstance(shown.exception, ConfigError)
     assert f"pip install 'gradtide[{extra}]'" in str(shown.exception)
+
+
+def awaited(told):
+    """What a page that was told this says of the store: whether there is one, and from whom it waits to hear."""
+    return told.get("store") and told["store"]["complaints"], told.get("awaited")
+
+
+def test_a_run_without_a_store_is_said_to_have_none_only_when_it_has_said_so(tmp_path):
+    with beside(tmp_path) as link:
+        browser = Browser(link)
+        browser.enter()
+        stream = browser.stream()
+        assert awaited(next(stream)[1]) == (None, "run")
+        write_facts(tmp_path, RunFacts("a run", workers=1))
+        assert awaited(next(stream)[1]) == (None, "nothing")
+        stream.close()
+
+
+def test_a_run_of_one_process_has_no_store(running):
+    browser, _, _, _ = running
+    stream = browser.stream()
+    while awaited(told := next(stream)[1])[1] == "run":
+        pass
+    assert awaited(told) == (None, "nothing")
+    stream.close()
+
+
+def test_a_store_is_being_asked_until_it_has_answered(tmp_path):
+    with beside(tmp_path) as link:
+        browser = Browser(link)
+        browser.enter()
+        stream = browser.stream()
+        assert awaited(next(stream)[1]) == (None, "run")
+        write_facts(tmp_path, RunFacts("a run", workers=1, servers=1, store=f"unix:{tmp_path}/nobody"))
+        assert awaited(next(stream)[1]) == (None, "store")
+        (complaint,), _ = awaited(next(stream)[1])
+        assert complaint.startswith("the coordinator does not answer")
+        stream.close()

@@ -12,6 +12,7 @@ import pytest
 
 import gradtide
 from gradtide.dashboard.serve import beside
+from gradtide.observe.run_facts import RunFacts, write_facts
 from store_processes import wait_until_copied
 
 CHROMIUM = shutil.which("chromium")
@@ -93,6 +94,24 @@ def test_a_training_is_seen_live_in_light_and_dark_on_large_and_small_screens(tr
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.evaluate("document.documentElement.dataset.theme") == theme
             page.screenshot(path=tmp_path / f"{theme}-{width}.png", full_page=True)
+
+
+def test_before_the_first_answer_the_page_says_that_it_waits_and_then_what_the_run_says(opened, tmp_path):
+    with beside(tmp_path) as link:
+        page = opened("about:blank")
+        held = []
+        page.route("**/stream", lambda route: held.append(route))
+        page.goto(link)
+        until(page, "document.querySelector('#servers td') !== null")
+        waits = "waiting for the dashboard's first answer"
+        assert [page.locator(place).inner_text() for place in ("#health", "#servers td")] == [waits] * 2
+        until(page, "document.getElementById('connection').textContent == 'connecting…'")
+        held[0].continue_()
+        page.wait_for_selector("#servers td:has-text('waiting for the run to say whether it has a store')")
+        write_facts(tmp_path, RunFacts("a run", workers=1))
+        page.wait_for_selector("#servers td:has-text('this run has no store')")
+        assert page.locator("#picture").is_hidden()  # there is none yet
+        page.screenshot(path=tmp_path / "no-store.png", full_page=True)
 
 
 def test_keys_pause_change_the_theme_and_go_to_panels(training, opened):

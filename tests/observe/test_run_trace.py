@@ -72,8 +72,8 @@ def test_a_worker_is_a_process_with_its_steps_phases_and_figures_on_one_clock(tm
     assert of_first[5] == ("data", 900_000, 100_000)
     assert min(event.ts for event in events if isinstance(event, Complete) and event.pid == 2) == 10_000
     assert [(c.name, c.args) for c in events if isinstance(c, Counter) and c.pid == 1] == [
-        ("staleness", {"staleness": 1}),
-        ("samples/s", {"samples/s": 10}),
+        ("staleness", {"in rounds": 1}),
+        ("samples", {"per second": 10}),
     ]
     assert about["kept"] == "all steps, 1 to 2"
 
@@ -111,7 +111,8 @@ def test_what_has_happened_is_marked_in_words_and_tasks_have_tracks_of_their_own
     assert marks["checkpoint at step 1, 2.0 MB in 0.5 s"] == "good"
     assert marks["epoch 1 done, test accuracy 0.750"] == "plain"
     tasks = [event for event in events if isinstance(event, Complete) and event.cat == "task"]
-    assert [task.dur for task in tasks] == [250_000, 625_000, 250_000]
+    durations = [("forward", 250_000), ("wait", 250_000), ("message", 250_000), ("forward", 375_000)]
+    assert [(task.name, task.dur) for task in tasks] == durations
     (start,), (end,) = ([e for e in events if isinstance(e, kind)] for kind in (FlowStart, FlowEnd))
     assert (start.tid, end.tid, end.ts - start.ts) == (103, 104, 125_000)
     tracks = [e.args.name for e in events if isinstance(e, Metadata) and e.name == "thread_name"]

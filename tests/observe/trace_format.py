@@ -5,7 +5,6 @@ thread nest, and an arrow is two events of one name, category and id.
 """
 
 import bisect
-import itertools
 import json
 import math
 from collections import defaultdict
@@ -136,15 +135,20 @@ def _check_arrows(happened: list[Traced], tracks: dict[tuple[int, int], list[Com
         assert (start.name, start.cat) == (end.name, end.cat)
         assert start.ts <= end.ts, "no arrow goes back in time"
     begins = {place: [_ns(item.ts) for item in track] for place, track in tracks.items()}
-    until = {
-        place: list(itertools.accumulate((_ns(item.ts) + _ns(item.dur) for item in track), max))
-        for place, track in tracks.items()
-    }
-    for event in itertools.chain(starts.values(), ends.values()):
-        place = event.pid, event.tid
-        last = bisect.bisect_right(begins[place], _ns(event.ts)) - 1  # which have begun by then
-        assert last >= 0, f"{event} comes before any slice"
-        assert until[place][last] >= _ns(event.ts), f"{event} lies within no slice"
+    for start, end in ((starts[number], ends[number]) for number in starts):
+        source, target = (_slice_of(event, tracks, begins) for event in (start, end))
+        assert source.ts <= target.ts, f"Perfetto turns the arrow {start.name} round: {target} began before {source}"
+
+
+def _slice_of(
+    event: FlowStart | FlowEnd, tracks: dict[tuple[int, int], list[Complete]], begins: dict[tuple[int, int], list[int]]
+) -> Complete:
+    """The innermost one that an arrow's end lies in."""
+    place, at = (event.pid, event.tid), _ns(event.ts)
+    last = bisect.bisect_right(begins[place], at)  # which have begun by then
+    found = next((item for item in reversed(tracks[place][:last]) if _ns(item.ts) + _ns(item.dur) >= at), None)
+    assert found is not None, f"{event} lies within no slice"
+    return found
 
 
 def _ns(microseconds: float) -> int:

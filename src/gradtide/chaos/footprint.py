@@ -1,12 +1,13 @@
-"""What processes take of this machine, by /proc: memory, descriptors, and who has come from whom."""
+"""What processes take of this machine, by /proc: memory, descriptors, time, and who has come from whom."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Footprint", "Known", "descendants", "footprint", "still_there"]
+__all__ = ["Footprint", "Known", "cpu_seconds", "descendants", "footprint", "still_there"]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 Known = tuple[int, str]  # a process, and when it was started: its number alone may come again
 
@@ -23,6 +24,12 @@ def footprint(pid: int) -> Footprint:
     """Raises OSError when the process is gone."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return Footprint(pages * _PAGE_BYTES, len(os.listdir(f"/proc/{pid}/fd")))
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has computed so far, the kernel for it included; 0 when it is gone."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S if fields is not None else 0.0
 
 
 def descendants(pid: int) -> set[Known]:

@@ -23,7 +23,7 @@ __all__ = ["Feed", "Reader"]
 _LOOK_S = 0.25
 _QUEUED = 64  # messages that a reader may be behind; then it begins anew
 _HAPPENED = 200
-_LASTING = 4  # looks
+_LASTING_S = 1.0
 MOST_READERS = 32
 
 
@@ -58,7 +58,8 @@ class Feed:
         self._seen: dict[str, Any] | None = None  # the store, as it was last told
         self._happened: list[dict[str, Any]] = []
         self._last, self._trouble = 0, ""
-        self._noted: dict[str, int] = {}  # by note: at how many looks in turn
+        self._awaited = self._find_awaited()
+        self._noted: dict[str, float] = {}  # by note: since when it is there
         self.picture = Picture()
         self.is_ending: Callable[[], bool] = self._over.is_set  # the server's word: then streams end
         self._threads = [
@@ -78,6 +79,8 @@ class Feed:
         self._over.set()
         for thread in self._threads:
             thread.join()
+        if self._store is not None:
+            self._store.close()
 
     @contextmanager
     def reading(self) -> Iterator[Reader]:
@@ -114,7 +117,7 @@ class Feed:
     def _snapshot(self) -> dict[str, Any]:
         run = self._view.snapshot() if self._view is not None else None
         happened = {"store_happened": self._happened, "picture": self.picture.version, "trouble": self._trouble}
-        return {"run": run, "store": self._seen, "now_unix_s": time.time(), **happened}
+        return {"run": run, "store": self._seen, "awaited": self._awaited, "now_unix_s": time.time(), **happened}
 
     def _follow(self, look: Any) -> None:
         while not self._over.is_set():
@@ -140,6 +143,7 @@ class Feed:
             more = self._run.poll()
             if self._store is None and self._run.store:
                 self._store = StoreSource(self._run.store, self._credentials)
+            self._say_what_is_awaited()
             if not more:
                 new = self._run.view.delta()
                 if new:
@@ -149,6 +153,17 @@ class Feed:
             with self._lock:
                 self._tell({"picture": self.picture.version})
         return more
+
+    def _say_what_is_awaited(self) -> None:
+        before, self._awaited = self._awaited, self._find_awaited()
+        if self._awaited != before:
+            self._tell({"awaited": self._awaited})
+
+    def _find_awaited(self) -> str:
+        """From whom something is yet to be heard, before anything is known of a store."""
+        if self._store is not None:
+            return "store"
+        return "run" if self._run is not None and self._run.may_have_store else "nothing"
 
     def _look_at_store(self) -> bool:
         source = self._store
@@ -170,9 +185,10 @@ class Feed:
         return False
 
     def _lasting(self, notes: list[str]) -> list[str]:
-        """Those that were there at the last looks, too: every round waits for somebody, for a moment."""
-        self._noted = {note: self._noted.get(note, 0) + 1 for note in notes}
-        return [note for note, looks in self._noted.items() if looks >= _LASTING]
+        """Those that have been there for a while: every round waits for somebody, for a moment."""
+        now_s = time.monotonic()
+        self._noted = {note: self._noted.get(note, now_s) for note in notes}
+        return [note for note, since_s in self._noted.items() if now_s - since_s >= _LASTING_S]
 
     def _tell(self, new: dict[str, Any]) -> None:
         message = _encode("news", {**new, "now_unix_s": time.time()})

@@ -99,7 +99,6 @@ class RunView:
     def snapshot(self) -> dict[str, Any]:
         """All there is, for a reader that has just come."""
         return self._totals() | {
-            "title": self.title,
             "phases": list(PHASES),
             "series": self.series.whole(),
             "spans": {rank: self._shifted(worker.kept_spans) for rank, worker in self.workers.items()},
@@ -118,6 +117,7 @@ class RunView:
 
     def _totals(self) -> dict[str, Any]:
         return {
+            "title": self.title,  # which is not known before the run says it
             "began_unix_s": self.began_unix_s,
             "workers": [worker.row() for _, worker in sorted(self.workers.items())],
             "links": [[*pair, size] for pair, size in sorted(self.link_bytes().items())],

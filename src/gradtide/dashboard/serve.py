@@ -25,6 +25,7 @@ __all__ = ["beside", "read_scrape_token", "serve"]
 
 _READY_S = 60.0
 _END_S = 5.0
+_NICE = 10  # where all cores are busy the run comes first, and this process gets some tenth of what a worker gets
 
 
 def serve(
@@ -40,6 +41,7 @@ def serve(
     """Serves until Ctrl-C or SIGTERM. `tell` hears the link; `watch` is given what ends it."""
     _, uvicorn = load_starlette()
     with _listen(port) as listener:
+        os.nice(_NICE)
         port = listener.getsockname()[1]
         token = Token(port)
         feed = Feed(RunSource(folder) if folder is not None else None, address, credentials)

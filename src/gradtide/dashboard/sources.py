@@ -13,7 +13,8 @@ from gradtide.observe.clocks import Alignment
 from gradtide.observe.event_log import LogReader
 from gradtide.observe.meter import Timed
 from gradtide.observe.run_facts import read_facts
-from gradtide.store.local.status import Status, ask_status
+from gradtide.store.local.status import Status, StatusAsker, servers_of
+from gradtide.store.wire.messages import Health, Table
 from gradtide.transport.keys import Credentials
 
 __all__ = ["RunSource", "StoreSource"]
@@ -32,11 +33,17 @@ class RunSource:
         self.view = RunView(folder.name)
         self.store = ""  # the address of its store, once it is known
         self._knows_facts = False
+        self._began = False  # whether anything was read of it
         self._readers: dict[int, LogReader] = {}
         self._offsets: dict[int, float] = {}
         self._lines = _Lines(folder / "metrics.jsonl")
         self._clocks: dict[int, list[Timed]] = {}  # what each worker tells of them
         self._alignment = Alignment({})
+
+    @property
+    def may_have_store(self) -> bool:
+        """Whether nobody has said yet that it has one or none. A run of one process says nothing, and has none."""
+        return not self._knows_facts and not self._began
 
     def poll(self) -> bool:
         """Takes in what is new; whether there may be more at once."""
@@ -47,6 +54,7 @@ class RunSource:
                 self._readers.setdefault(int(found[1]), LogReader(path))
         if not self._readers:
             for line in self._lines.read():
+                self._began = True
                 self.view.note_line(line)
         more = [self._read(rank) for rank in sorted(self._readers)]
         return any(more)
@@ -55,7 +63,7 @@ class RunSource:
         events = self._readers[rank].read(_MOST_BYTES)
         if not events:
             return False
-        last_s = events[-1].at_s
+        self._began, last_s = True, events[-1].at_s
         if rank not in self._offsets:
             self._offsets[rank] = _unix_offset_s(self.folder / f"worker-{rank}.jsonl", last_s)
         align = self._align(rank, events)
@@ -108,14 +116,29 @@ def _unix_offset_s(path: Path, otherwise_s: float) -> float:
 
 
 class StoreSource:
-    """Asks a coordinator and its servers as `gradtide status` does."""
+    """Asks a coordinator and its servers what `gradtide status` asks, over connections that stay open. Servers, which
+    have the gradients to see to, are asked every other time; who has died is the coordinator's to say."""
 
     def __init__(self, address: str, credentials: Credentials | None) -> None:
-        self.address, self._credentials = address, credentials
+        self.address, self._asker = address, StatusAsker(credentials, _ASK_S)
+        self._table: Table | None = None  # when servers were last asked
+        self._servers: dict[str, Health | None] = {}
+        self._fresh = False  # whether they were asked at the last time
 
     def ask(self) -> Status | str:
         """How it is, or why nobody knows."""
         try:
-            return ask_status(self.address, self._credentials, _ASK_S)
+            told = self._asker.inspect(self.address)
+            if told.table != self._table:
+                self._asker.close()  # also to servers that have left
+            if told.table != self._table or not self._fresh:
+                self._servers = {entry.name: self._asker.health(entry) for entry in servers_of(told)}
+                self._table, self._fresh = told.table, True
+            else:
+                self._fresh = False
         except (GradtideError, OSError) as error:
             return str(error)
+        return Status(told, self._servers)
+
+    def close(self) -> None:
+        self._asker.close()

@@ -14,7 +14,7 @@ from gradtide.events import (
     ParametersUpdated,
     ValuesPulled,
 )
-from gradtide.observe.meter import PHASES, Meter, Timed, spans
+from gradtide.observe.meter import PHASES, Meter, Timed, phase_between, starts_phase
 
 __all__ = ["WorkerView"]
 
@@ -48,9 +48,9 @@ class WorkerView:
 
     def note(self, timed: Timed) -> None:
         self._meter.note(timed)
-        if self._before is not None:
-            self._note_span(self._before, timed)
-        if _begins_a_span(timed):
+        if starts_phase(timed.event):
+            if self._before is not None:
+                self._note_span(self._before, timed)
             self._before = timed
         self._note_event(timed.event)
         if isinstance(timed.event, ParametersUpdated):
@@ -74,13 +74,11 @@ class WorkerView:
                 self.last = event
 
     def _note_span(self, before: Timed, timed: Timed) -> None:
-        for phase, start_s, end_s in spans([before, timed]):
-            span = [PHASES.index(phase), start_s, end_s]
-            last = self._new[-1] if self._new else None
-            if last is not None and last[0] == span[0]:
-                last[2] = end_s
-            else:
-                self._new.append(span)
+        kind = PHASES.index(phase_between(before.event, timed.event))
+        if self._new and self._new[-1][0] == kind:
+            self._new[-1][2] = timed.at_s
+        else:
+            self._new.append([kind, before.at_s, timed.at_s])
 
     def take_spans(self) -> list[list[float]]:
         """Those since the last time: the last of them, if there are many."""
@@ -108,10 +106,6 @@ class WorkerView:
             "loss": last.loss if last and math.isfinite(last.loss) else None,
             "wire_bytes": totals.wire_bytes,
         }
-
-
-def _begins_a_span(timed: Timed) -> bool:
-    return next(spans([timed, timed]), None) is not None
 
 
 def _behind(window: LocalWindow) -> int:

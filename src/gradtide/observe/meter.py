@@ -16,7 +16,7 @@ from gradtide.events import (
     Waiting,
 )
 
-__all__ = ["PHASES", "Meter", "Span", "Timed", "Totals", "spans"]
+__all__ = ["PHASES", "Meter", "Span", "Timed", "Totals", "phase_between", "spans", "starts_phase"]
 
 # What a worker does, in the order of a step; evaluating comes between epochs.
 PHASES = ("compute", "push", "wait", "update", "data", "evaluate")
@@ -53,10 +53,10 @@ def spans(events: Iterable[Timed]) -> Iterator[Span]:
     open_: Span | None = None
     before: Timed | None = None
     for timed in events:
-        if type(timed.event) not in _FROM:
+        if not starts_phase(timed.event):
             continue
         if before is not None:
-            phase = _phase(before.event, timed.event)
+            phase = phase_between(before.event, timed.event)
             if open_ is not None and open_.phase != phase:
                 yield open_
                 open_ = None
@@ -66,9 +66,14 @@ def spans(events: Iterable[Timed]) -> Iterator[Span]:
         yield open_
 
 
-def _phase(before: Event, after: Event) -> str:
-    """Between the last batch of an epoch and the epoch's end lies its evaluation. A loop of the user's own does not say
-    that a batch is done: it fetches the next one after its step."""
+def starts_phase(event: Event) -> bool:
+    """Whether a worker does something else from then on."""
+    return type(event) in _FROM
+
+
+def phase_between(before: Event, after: Event) -> str:
+    """What it did between two such events. Between the last batch of an epoch and the epoch's end lies its evaluation.
+    A loop of the user's own does not say that a batch is done: it fetches the next one after its step."""
     if isinstance(before, ParametersUpdated) and isinstance(after, BatchStarted):
         return "data"
     return "evaluate" if isinstance(after, EpochDone) else _FROM[type(before)]
@@ -122,10 +127,10 @@ class Meter:
     def note(self, timed: Timed) -> None:
         """An event that came at a known time."""
         totals, event = self.totals, timed.event
-        if type(event) not in _FROM:
+        if not starts_phase(event):
             return
         if self._last is not None:
-            name = f"{_phase(self._last.event, event)}_s"
+            name = f"{phase_between(self._last.event, event)}_s"
             setattr(totals, name, getattr(totals, name) + timed.at_s - self._last.at_s)
         self._last = timed
         match event:

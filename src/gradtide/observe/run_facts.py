@@ -23,7 +23,9 @@ def write_facts(folder: Path, facts: RunFacts) -> None:
     path = folder / "run.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(facts)) + "\n", encoding="utf-8")
+        partial = folder / "run.json.part"
+        partial.write_text(json.dumps(asdict(facts)) + "\n", encoding="utf-8")
+        partial.replace(path)  # a dashboard may look at any moment
     except OSError as error:
         raise OutputError(f"can't write {path} ({error.strerror}); choose another --output") from error
 

@@ -14,6 +14,6 @@ recovery.py    from a kill to the next step
 checkpoint.py  how much a checkpoint slows a worker
 staleness.py   time to accuracy when workers are not equally fast
 launch.py      how soon workers are ready
-dashboard.py   what a reader of the dashboard costs a training
+watching.py    what a reader of the dashboard costs a training, and what --trace does
 plan.py        what planning costs, from 8 devices to 10,000
 """

@@ -5,7 +5,6 @@ import typer
 from gradtide.cli.bench.allreduce import allreduce
 from gradtide.cli.bench.balance import balance
 from gradtide.cli.bench.checkpoint import checkpoint
-from gradtide.cli.bench.dashboard import dashboard
 from gradtide.cli.bench.frugal import frugal
 from gradtide.cli.bench.launch import launch
 from gradtide.cli.bench.overlap import overlap
@@ -16,6 +15,7 @@ from gradtide.cli.bench.split import split
 from gradtide.cli.bench.staleness import staleness
 from gradtide.cli.bench.store import store
 from gradtide.cli.bench.train import train
+from gradtide.cli.bench.watching import dashboard, trace
 from gradtide.cli.help import Commands
 
 __all__ = ["bench"]
@@ -36,5 +36,6 @@ for command in (
     launch,
     plan,
     dashboard,
+    trace,
 ):
     bench.command()(command)

@@ -12,8 +12,9 @@ from gradtide.cli.table import print_table
 
 if TYPE_CHECKING:
     from gradtide.bench.report import Row
+    from gradtide.bench.training.turns import Comparison
 
-__all__ = ["print_rates", "print_results", "results_path", "say_written", "telling"]
+__all__ = ["print_rates", "print_results", "results_path", "say_compared", "say_written", "telling"]
 
 
 def results_path(benchmark: str, output: Path | None) -> Path:
@@ -46,6 +47,10 @@ def print_rates(title: str, unit: str, found: "Sequence[Row]") -> None:
         rates = (f"{rate:,.0f}" for rate in (row.per_s, row.per_s_min, row.per_s_max))
         rows.append((row.name, *rates, f"{row.ratio:.2f}"))
     print_table(("", unit, "min", "max", f"x {found[0].name}"), rows, title)
+
+
+def say_compared(what: str, found: "Comparison") -> None:
+    print(f"{what}: {found.median:.4f} (95 %: {found.low:.4f} to {found.high:.4f})")
 
 
 def say_written(*paths: Path) -> None:

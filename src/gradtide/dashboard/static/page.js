@@ -4,7 +4,9 @@ import { $, bytes, clock, element, fill, number, seconds } from "./words.js";
 
 const SPANS = 240, HAPPENED = 200;
 const NAMES = { compute: "compute", push: "synchronise", wait: "wait", update: "pull, update", data: "data", evaluate: "evaluate" };
-const state = { run: null, store: null, storeHappened: [], series: { slot_s: 0.25, unit: "samples/s", rate: [], loss: [] }, spans: {}, happened: [], speeds: {}, trouble: "", paused: false, dirty: new Set() };
+// What is said of the store before it has answered, by what the dashboard waits for.
+const AWAITED = { stream: "waiting for the dashboard's first answer", run: "waiting for the run to say whether it has a store", store: "asking the store", nothing: "this run has no store" };
+const state = { run: null, store: null, awaited: "stream", storeHappened: [], series: { slot_s: 0.25, unit: "samples/s", rate: [], loss: [] }, spans: {}, happened: [], speeds: {}, trouble: "", paused: false, dirty: new Set() };
 
 if (location.search) history.replaceState(null, "", location.pathname); // the token is used up: it need not be seen
 
@@ -33,6 +35,7 @@ function begin(all) {
 function take(news) {
   if (news.run) takeRun(news.run);
   if (news.store) { state.store = Object.assign(state.store || {}, news.store); state.dirty.add("store"); }
+  if (news.awaited) { state.awaited = news.awaited; state.dirty.add("store"); }
   if (news.store_happened && news.store_happened.length) {
     state.storeHappened = state.storeHappened.concat(news.store_happened).slice(-HAPPENED);
     state.dirty.add("happened");
@@ -88,13 +91,13 @@ function redraw() {
 function showHealth() {
   const wrong = [...(state.trouble ? [state.trouble] : []), ...(state.store ? state.store.complaints : [])];
   const notes = state.store ? state.store.notes : [], box = $("health"), list = element("ul");
-  const words = JSON.stringify([wrong, notes, !!state.store]);
+  const words = JSON.stringify([wrong, notes, !!state.store, state.awaited]);
   if (box.dataset.words === words) return;
   box.dataset.words = words;
   box.classList.toggle("bad", wrong.length > 0);
   for (const line of wrong) list.append(element("li", line));
   for (const line of notes) list.append(element("li", line, "note"));
-  const calm = state.store ? "all is well" : "this run has no store that could complain";
+  const calm = state.store ? "all is well" : AWAITED[state.awaited];
   box.replaceChildren(...(wrong.length ? [] : [element("p", calm)]), list);
 }
 
@@ -159,7 +162,7 @@ function binned(pairs) {
 
 function showStore() {
   const { store } = state;
-  if (!store) { fill($("servers"), ["server"], [], "no store"); return; }
+  if (!store) { fill($("servers"), ["server"], [], AWAITED[state.awaited]); return; }
   fill($("servers"), ["server", "state", "primary", "copies", "joining", "bytes", "lag, entries"], store.servers.map((server) => [
     server.name, [server.state, server.state === "alive" ? "good-word" : "bad-word"], number(server.primary), number(server.copies), number(server.joining), bytes(server.bytes),
     Object.entries(server.lag).map(([name, lag]) => `${name} ${number(lag)}`).join(", ") || "none",

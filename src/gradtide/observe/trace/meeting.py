@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gradtide.events import GradientsReady, GradientsSynchronised, LinksPlanned
-from gradtide.observe.trace.pieces import FlowArrow, Tracks, just_before
+from gradtide.observe.trace.pieces import FlowArrow, Tracks
 from gradtide.observe.trace.steps import WorkerStep
 from gradtide.observe.trace.worker import worker_place
 
@@ -52,7 +52,7 @@ class Meetings:
             for rank, part in parts.items():
                 for to, size_bytes in part.targets.items():
                     if to in parts:
-                        name, end_s = f"{size_bytes:,} bytes", just_before(parts[to].synchronised_s)
+                        name, end_s = f"{size_bytes:,} bytes", parts[to].synchronised_s
                         tracks.arrow(FlowArrow(name, worker_place(rank), part.ready_s, worker_place(to), end_s))
 
 

@@ -17,7 +17,8 @@ class Track(NamedTuple):
 
 
 class FlowArrow(NamedTuple):
-    """From a moment on one track to a later one on another. Each end lies within a slice."""
+    """From a moment on one track to a later one on another. Each end lies within a slice, and that of the start begins
+    first: else Perfetto turns the arrow round. So what was waited for points at what comes after the wait."""
 
     name: str
     start: Track
@@ -55,8 +56,9 @@ class Tracks:
     def mark(self, place: Track, kind: str, name: str, at_s: float, **args: Any) -> None:
         self._add(at_s, name, "i", place, args, cat=kind, s="p")
 
-    def counter(self, place: Track, name: str, at_s: float, value: float) -> None:
-        self._add(at_s, name, "C", place, {name: value})
+    def counter(self, place: Track, name: str, unit: str, at_s: float, value: float) -> None:
+        """Perfetto calls it by both, as "staleness in rounds"."""
+        self._add(at_s, name, "C", place, {unit: value})
 
     def arrow(self, arrow: FlowArrow) -> None:
         if arrow.end_s < arrow.start_s:

@@ -46,7 +46,7 @@ class ServerTracks:
     def _take(self, at_s: float, timed: Timed) -> None:
         event = timed.event
         if isinstance(event, ReplicaLag):
-            self._tracks.counter(Track(self._pid, 0), f"lag of {event.replica}", at_s, event.entries)
+            self._tracks.counter(Track(self._pid, 0), f"lag of {event.replica}", "in entries", at_s, event.entries)
             return
         if not isinstance(event, PushArriving | PushTaken | PushAnswered | PullAsked | PullAnswered):
             return
@@ -84,9 +84,8 @@ class ServerTracks:
         began_s, ended_s = self._after(place, began_s, at_s)
         self._tracks.slice(place, "server", "answer a pull", began_s, ended_s, round=pull.round)
         if window.pulled_s is not None:
-            end_s = just_before(window.pulled_s)
             start_s = just_before(ended_s)
-            self._tracks.arrow(FlowArrow("pull", place, start_s, worker_place(pull.worker), end_s))
+            self._tracks.arrow(FlowArrow("pull", place, start_s, worker_place(pull.worker), window.pulled_s))
 
     def _draw_rounds(self) -> None:
         """Where rounds overlap (bounded), each has a track of its own."""
@@ -106,8 +105,8 @@ class ServerTracks:
     def _draw_answer(self, place: Track, worker: int, at_s: float, window: PushWindow) -> None:
         """Where the worker waited for it: in bounded it goes on, and the answer comes when it may."""
         if window.synchronised_s is not None and at_s <= window.synchronised_s:
-            end_s = just_before(window.synchronised_s)
-            self._tracks.arrow(FlowArrow("round closed", place, just_before(at_s), worker_place(worker), end_s))
+            start_s, end_s = just_before(at_s), window.synchronised_s
+            self._tracks.arrow(FlowArrow("round closed", place, start_s, worker_place(worker), end_s))
 
     def _place(self, worker: int, name: str, which: int) -> Track:
         place = Track(self._pid, _FIRST_WORKER + 2 * worker + which)

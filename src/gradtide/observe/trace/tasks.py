@@ -5,12 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gradtide.events import TaskDone
-from gradtide.observe.trace.pieces import FlowArrow, Track, Tracks, just_before
+from gradtide.observe.trace.pieces import FlowArrow, Track, Tracks
 from gradtide.observe.trace.steps import WorkerStep
 
 __all__ = ["TaskTracks"]
 
 _FIRST_DEVICE = 100  # its track
+_SHORTEST_S = 1e-7  # what times are written with
 
 
 @dataclass(slots=True)
@@ -41,11 +42,13 @@ class TaskTracks:
             self._named.add(place)
             self._tracks.name_track(place, f"tasks of device {task.device}")
         about = {"stage": task.stage, "micro": task.micro, "waited_ms": round(task.waited_s * 1e3, 3)}
-        self._tracks.slice(place, "task", task.kind, begin_s, end_s, **about)
+        taken_s = min(begin_s + task.waited_s, end_s - _SHORTEST_S) if task.received else begin_s
+        if taken_s > begin_s:  # for messages, which are what a task begins with
+            self._tracks.slice(place, "task", "wait", begin_s, taken_s, stage=task.stage, micro=task.micro)
+        self._tracks.slice(place, "task", task.kind, taken_s, end_s, **about)
         if task.sent >= 0:
             self._messages[step, task.sent].starts.append((place, begin_s))
-        for number in task.received:  # which is what a task begins with
-            taken_s = min(begin_s + task.waited_s, just_before(end_s))
+        for number in task.received:
             self._messages[step, number].ends.append((place, taken_s))
 
     def draw_arrows(self) -> None:

@@ -28,9 +28,12 @@ class WorkerTracks:
         """All that a step shows."""
         log = step.events if step.before is None else [step.before, *step.events]
         self._draw_step(step)
+        pulled = self._take_pulls(log)
         for phase, start_s, end_s in spans(log):
-            self._tracks.slice(self._place, "phase", phase, self._align(start_s), self._align(end_s))
-        self._draw_pulls(log)
+            if start_s in pulled:
+                self._draw_phase("pull", start_s, min(pulled[start_s], end_s))
+                start_s = min(pulled[start_s], end_s)
+            self._draw_phase(phase, start_s, end_s)
         for timed in step.events:
             self.draw_marks(timed)
 
@@ -49,18 +52,23 @@ class WorkerTracks:
         self._tracks.slice(self._place, "step", name, self._align(began_s), self._align(ended_s), **seen)
         if done is not None and step.before is not None and isinstance(step.before.event, BatchDone):
             seconds = ended_s - step.before.at_s
-            self._tracks.counter(self._place, "samples/s", self._align(ended_s), round(done.samples / seconds, 1))
+            rate = round(done.samples / seconds, 1)
+            self._tracks.counter(self._place, "samples", "per second", self._align(ended_s), rate)
 
-    def _draw_pulls(self, log: list[Timed]) -> None:
-        """Within what a worker does when its gradients are there: until it has the servers' values."""
-        synchronised_s: float | None = None
+    def _draw_phase(self, phase: str, start_s: float, end_s: float) -> None:
+        self._tracks.slice(self._place, "phase", phase, self._align(start_s), self._align(end_s))
+
+    def _take_pulls(self, log: list[Timed]) -> dict[float, float]:
+        """Until when it pulled, by when its gradients were there: before it updates, it gets the servers' values."""
+        synchronised_s, pulled = None, dict[float, float]()
         for at_s, event in log:
             if isinstance(event, GradientsSynchronised):
                 synchronised_s = at_s
             elif isinstance(event, ValuesPulled):
                 if synchronised_s is not None:
-                    self._tracks.slice(self._place, "phase", "pull", self._align(synchronised_s), self._align(at_s))
-                self._tracks.counter(self._place, "staleness", self._align(at_s), event.staleness)
+                    pulled[synchronised_s] = at_s
+                self._tracks.counter(self._place, "staleness", "in rounds", self._align(at_s), event.staleness)
+        return pulled
 
 
 def _plain(number: float) -> float | str:

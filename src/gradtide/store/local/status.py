@@ -1,6 +1,7 @@
 """How a store is: asked of the coordinator and of each server by itself, so that one that hangs is seen to hang."""
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from gradtide.errors import CommunicationError, FrameError, PeerLost, PeerTimeout
@@ -14,6 +15,7 @@ from gradtide.store.wire.messages import (
     Message,
     PeerState,
     Resize,
+    ServerEntry,
     Table,
     decode,
     encode,
@@ -21,10 +23,20 @@ from gradtide.store.wire.messages import (
 )
 from gradtide.transport.authenticate import Address
 from gradtide.transport.authenticate import dial as reach
-from gradtide.transport.connection import open_connection
+from gradtide.transport.connection import Connection, open_connection
 from gradtide.transport.keys import Credentials
 
-__all__ = ["Status", "ask", "ask_status", "complaints", "holds_nothing", "inspect", "notes"]
+__all__ = [
+    "Status",
+    "StatusAsker",
+    "ask",
+    "ask_status",
+    "complaints",
+    "holds_nothing",
+    "inspect",
+    "notes",
+    "servers_of",
+]
 
 
 _LOOK_S = 0.05
@@ -40,23 +52,20 @@ class Status:
 
 def ask_status(address: str, credentials: Credentials | None = None, timeout_s: float = 2.0) -> Status:
     """Raises when even the coordinator does not answer."""
-    told = inspect(address, credentials, timeout_s)
-    servers: dict[str, Health | None] = {}
-    for entry in told.table.servers if told.table is not None else ():
-        try:
-            answer = ask(entry.address, credentials, timeout_s=timeout_s)
-        except CommunicationError:
-            answer = None
-        servers[entry.name] = answer if isinstance(answer, Health) else None
-    return Status(told, servers)
+    with StatusAsker(credentials, timeout_s) as asker:
+        told = asker.inspect(address)
+        return Status(told, {entry.name: asker.health(entry) for entry in servers_of(told)})
+
+
+def servers_of(told: Inspected) -> tuple[ServerEntry, ...]:
+    """Of the table, if there is one yet."""
+    return told.table.servers if told.table is not None else ()
 
 
 def inspect(address: str, credentials: Credentials | None = None, timeout_s: float = 2.0) -> Inspected:
     """What the coordinator there says of its store."""
-    told = ask(address, credentials, timeout_s=timeout_s)
-    if not isinstance(told, Inspected):
-        raise FrameError(f"there is no coordinator of a store at {address}; give its address")
-    return told
+    with StatusAsker(credentials, timeout_s) as asker:
+        return asker.inspect(address)
 
 
 def ask(
@@ -66,50 +75,108 @@ def ask(
     *,
     timeout_s: float = 2.0,
 ) -> Message:
-    """The answer of whoever listens there; how it is, unless there is another question. Of several coordinators, with
-    commas, the one that leads answers."""
-    coordinators, refused = parse_coordinators(address), dict[Address, CommunicationError]()
-    deadline_s = time.monotonic() + timeout_s * len(coordinators.known)
-    while time.monotonic() < deadline_s:
-        if coordinators.rests:
-            time.sleep(_LOOK_S)
-            continue
-        where = coordinators.next
+    """One question, see StatusAsker.ask."""
+    with StatusAsker(credentials, timeout_s) as asker:
+        return asker.ask(address, question)
+
+
+class StatusAsker:
+    """Asks, and keeps its connections for the next questions. Not for several threads at once."""
+
+    def __init__(self, credentials: Credentials | None = None, timeout_s: float = 2.0) -> None:
+        """`timeout_s`: for each question."""
+        self._credentials, self._timeout_s = credentials or Credentials(), timeout_s
+        self._connections: dict[Address, Connection] = {}
+
+    def __enter__(self) -> "StatusAsker":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for where in tuple(self._connections):
+            self._forget(where)
+
+    def inspect(self, address: str) -> Inspected:
+        """What the coordinator there says of its store."""
+        told = self.ask(address)
+        if not isinstance(told, Inspected):
+            raise FrameError(f"there is no coordinator of a store at {address}; give its address")
+        return told
+
+    def health(self, server: ServerEntry) -> Health | None:
+        """What a server says of itself; None if it does not answer."""
         try:
-            answer = _ask_one(where, credentials, question or Inspect(), min(timeout_s, deadline_s - time.monotonic()))
-        except CommunicationError as error:
-            refused[where] = error
-            if set(coordinators.known) <= {at for at, why in refused.items() if _is_final(why, coordinators)}:
-                raise
-            coordinators.missed(where)
-            time.sleep(_LOOK_S)
-            continue
-        if not isinstance(answer, Elsewhere):
-            return answer
-        coordinators.hear(answer, where)
-    why = coordinators.trouble or next(map(str, refused.values()), "")
-    raise PeerTimeout(f"no coordinator at {address} leads: {why}")
+            answer = self.ask(server.address)
+        except CommunicationError:
+            return None
+        return answer if isinstance(answer, Health) else None
+
+    def ask(self, address: str, question: Inspect | Resize | None = None) -> Message:
+        """The answer of whoever listens there; how it is, unless there is another question. Of several coordinators,
+        with commas, the one that leads answers."""
+        coordinators, refused = parse_coordinators(address), dict[Address, CommunicationError]()
+        deadline_s = time.monotonic() + self._timeout_s * len(coordinators.known)
+        while time.monotonic() < deadline_s:
+            if coordinators.rests:
+                time.sleep(_LOOK_S)
+                continue
+            where = coordinators.next
+            try:
+                answer = self._ask_one(
+                    where, question or Inspect(), min(self._timeout_s, deadline_s - time.monotonic())
+                )
+            except CommunicationError as error:
+                refused[where] = error
+                if set(coordinators.known) <= {at for at, why in refused.items() if _is_final(why, coordinators)}:
+                    raise
+                coordinators.missed(where)
+                time.sleep(_LOOK_S)
+                continue
+            if not isinstance(answer, Elsewhere):
+                return answer
+            coordinators.hear(answer, where)
+        why = coordinators.trouble or next(map(str, refused.values()), "")
+        raise PeerTimeout(f"no coordinator at {address} leads: {why}")
+
+    def _ask_one(self, where: Address, question: Inspect | Resize, timeout_s: float) -> Message:
+        deadline_s = time.monotonic() + timeout_s
+        known = self._connections.get(where)
+        try:
+            if known is not None:
+                with suppress(PeerLost):  # it was started again, perhaps
+                    return _exchange(known, question, deadline_s)
+                self._forget(where)
+            return _exchange(self._connect(where, timeout_s), question, deadline_s)
+        except CommunicationError:
+            self._forget(where)  # a late answer is not one to the next question
+            raise
+
+    def _connect(self, where: Address, timeout_s: float) -> Connection:
+        connection = open_connection(reach(where, self._credentials, "operator", timeout_s), str(where))
+        self._connections[where] = connection
+        return connection
+
+    def _forget(self, where: Address) -> None:
+        connection = self._connections.pop(where, None)
+        if connection is not None:
+            connection.close()
+
+
+def _exchange(connection: Connection, question: Inspect | Resize, deadline_s: float) -> Message:
+    heard: list[Message] = []
+    connection.on_messages(lambda data: heard.append(decode(data)), lambda: None)
+    connection.send(encode(question))
+    while not heard:
+        connection.wait(deadline_s - time.monotonic(), "how it is")
+        connection.receive()
+    return heard[0]
 
 
 def _is_final(error: CommunicationError, coordinators: Coordinators) -> bool:
     """Whether it is of no use to ask again: of several that can't be reached one may yet come."""
     return len(coordinators.known) == 1 or not isinstance(error, PeerLost | PeerTimeout)
-
-
-def _ask_one(where: Address, credentials: Credentials | None, question: Inspect | Resize, timeout_s: float) -> Message:
-    deadline_s = time.monotonic() + timeout_s
-    line = reach(where, credentials or Credentials(), "operator", timeout_s)
-    connection = open_connection(line, str(where))
-    heard: list[Message] = []
-    try:
-        connection.on_messages(lambda data: heard.append(decode(data)), lambda: None)
-        connection.send(encode(question))
-        while not heard:
-            connection.wait(deadline_s - time.monotonic(), "how it is")
-            connection.receive()
-    finally:
-        connection.close()
-    return heard[0]
 
 
 def holds_nothing(status: Status) -> bool:
