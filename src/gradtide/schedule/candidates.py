@@ -109,7 +109,7 @@ def seconds_of(request: Request, resources: Resources, name: str) -> float:
         if name in COMPOSED:
             return compose(request, name).run.seconds
         if name == SLICED:
-            return balanced(request, resources).run.seconds
+            return balanced(request, resources, stages=2).run.seconds  # of many sizes each
         if name == TREE and len(request.devices) > WHOLE_TREE:
             return tree_run(request).seconds
         schedule = _with_routes(resources, STRATEGIES[name](request))

@@ -53,7 +53,8 @@ def choices_of(request: Request, machines: list[MachineExits]) -> list[StreamCho
     kinds = [*_kinds(leaf, machines), *_kinds(least, machines)]
     mixtures = dict.fromkeys([_shared(kinds, machines), _shared(_kinds(least, machines), machines)])
     found = [StreamChoice(streams, by_rail) for streams in whole for by_rail in (False, True)]
-    return found + [StreamChoice(streams, True) for streams in mixtures if len(streams) > 1]
+    worth = [streams for streams in mixtures if len(streams) > 1]
+    return found + [StreamChoice(streams, True) for streams in dict.fromkeys([*worth, *map(_doubled, worth)])]
 
 
 def _kinds(trees: list[RailTree], machines: list[MachineExits]) -> list[tuple[RailTree, ...]]:
@@ -76,6 +77,17 @@ def _shared(kinds: list[tuple[RailTree, ...]], machines: list[MachineExits]) -> 
     worth = [RailStream(trees, share) for trees, share in zip(kinds, shares, strict=True) if share > LEAST_SHARE]
     total = sum(stream.share for stream in worth)
     return tuple(RailStream(stream.trees, stream.share / total) for stream in worth)
+
+
+def _doubled(streams: tuple[RailStream, ...]) -> tuple[RailStream, ...]:
+    """With two streams for each that has several leaves, the other half of them heard first (mixed:4+1: 1.16, 1.07)."""
+    found = []
+    for stream in streams:
+        half = len(stream.trees[0].leaves) // 2
+        turned = tuple(replace(tree, leaves=tree.leaves[half:] + tree.leaves[:half]) for tree in stream.trees)
+        both = [RailStream(trees, stream.share / 2) for trees in (stream.trees, turned)]
+        found += both if half else [stream]
+    return tuple(found)
 
 
 def sliced(request: Request, machines: list[MachineExits], choice: StreamChoice, chunks: int) -> SlicedSchedule:
