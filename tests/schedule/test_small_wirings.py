@@ -24,6 +24,11 @@ def test_a_usual_buffer_is_worth_a_search_where_routes_cross(seed: int):
     assert 1 - 1e-9 <= plan(small_wiring(seed), USUAL).best.ratio <= 1.06
 
 
+@pytest.mark.parametrize("seed", [26, 138])
+def test_a_machine_whose_switches_are_of_different_sizes_is_planned(seed: int):
+    assert 1 - 1e-9 <= plan(small_wiring(seed), USUAL // 100).best.ratio
+
+
 @pytest.mark.slow
 @pytest.mark.xfail(strict=True, reason="a few of the 200 are above; docs/planner.md says how many and why")
 @pytest.mark.parametrize("size_bytes", [LARGE, USUAL])

@@ -76,6 +76,8 @@ def _levels(ground: Ground) -> tuple[Ints, tuple[int, ...]] | None:
             sizes.append(int(counts[0]))
         elif at == 0:
             return None
+        elif counts.max() < sizes[-1]:
+            continue  # one machine's switches in parts: no more than the machine
         elif len(counts) > FEW_GROUPS and not np.array_equal(label, labels[at - 1]):
             sizes.append(_nearly(int(counts.max()), sizes[-1], len(order), few=len(counts) > MANY_GROUPS))
     bounds = [1, *sorted(set(sizes) | {len(order)})]
