@@ -2,12 +2,16 @@
 
 import functools
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeVar
 
 from gradtide.errors import ConfigError
 
-__all__ = ["meant", "refuse_foreign_names"]
+__all__ = ["meant", "refuse_foreign_names", "users_level"]
+
+_PACKAGE = os.path.dirname(__file__) + os.sep
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,3 +57,11 @@ def meant(word: str, known: Iterable[str]) -> str:
 
     match = difflib.get_close_matches(word[:80], list(known), n=1, cutoff=0.6)
     return f" (did you mean {match[0]}?)" if match else ""
+
+
+def users_level() -> int:
+    """The stacklevel for a warning of the function that calls this: the first caller that is not of gradtide."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level

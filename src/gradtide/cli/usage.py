@@ -58,5 +58,6 @@ def _value(parameter: Any, words: Sequence[str]) -> str:
 
 def _as_ours(text: str) -> str:
     """A sentence of typer's as part of ours."""
-    text = re.sub(r"\. Did you mean '(.*)'\?$", r" (did you mean \1?)", " ".join(text.split())).removesuffix(".")
+    text = re.sub(r"\. Did you mean (one of: )?'([^']*)'.*\?$", r" (did you mean \2?)", " ".join(text.split()))
+    text = text.removesuffix(".")
     return text[:1].lower() + text[1:].replace("argument(s)", "arguments")

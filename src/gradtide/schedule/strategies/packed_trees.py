@@ -23,8 +23,9 @@ from gradtide.topology.model import NodeKind, Topology
 GOOD_ENOUGH = 1.03  # times the bound; then nothing else is tried
 SLACKS = (0.02, 0.005)  # of the busiest wire: more where routes of several full wires cross
 USUAL_OPS = 4_000  # while somebody waits for a plan of a usual size
+USUAL_BYTES = 400_000_000
 FEWER_OPS = 3_000  # ... where many arcs make each of them take longer to simulate
-MOST_OPS = 30_000
+MOST_OPS = 60_000
 EXACT = 1_000_000  # weights are parts of about that
 CLOSE = 1.05  # times the bound; then timetables, which take long where routes cross, needn't be tried
 FAR = 1.1  # times the bound; then even a usual buffer is worth a search for whole trees
@@ -43,7 +44,7 @@ def packed_trees(request: Request) -> Schedule:
 
 def most_ops(size_bytes: int) -> int:
     """Few while somebody waits for a plan of a usual size, more where large buffers make finer pieces worth it."""
-    return min(MOST_OPS, max(USUAL_OPS, size_bytes // 100_000))
+    return USUAL_OPS if size_bytes <= USUAL_BYTES else min(MOST_OPS, size_bytes // 25_000)
 
 
 def _best(request: Request, best: NetworkPacking) -> Schedule:
