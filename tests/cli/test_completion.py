@@ -34,9 +34,17 @@ def test_bash_completes_commands_and_options(tmp_path):
     environment = os.environ | paths
     told = subprocess.run([command, "--install-completion", "bash"], env=environment, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
+    assert "bash completion is installed in" in told.stdout
     asked = subprocess.run(
         ["bash", "-c", ASK], input="".join(f"{line}\n" for line in COMPLETED), env=environment, capture_output=True,
         text=True,
     )  # fmt: skip
     assert asked.stderr == ""
     assert [{*line.split()} for line in asked.stdout.splitlines()] == [*COMPLETED.values()]
+
+
+def test_a_shell_that_nobody_knows_is_one_line():
+    command = [sys.executable, "-m", "gradtide", "--install-completion", "bsah"]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert (told.returncode, told.stdout, told.stderr.count("\n")) == (2, "", 1)
+    assert "known are bash, zsh, fish" in told.stderr

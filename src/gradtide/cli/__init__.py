@@ -2,6 +2,7 @@
 
 entry.py       loads what the asked command needs; turns our errors into one line and exit code 2
 stopping.py    Ctrl-C and SIGTERM: one line, whatever was going on
+shell_completion.py  completion for a shell by its name
 usage.py       a mistake in a command's words, as one line
 app.py         puts the commands together
 help.py        lists commands with their whole sentences

@@ -42,6 +42,11 @@ def _run(words: list[str], signals: Signals) -> int:
         signals.began = True
         _until_unread(lambda: plan(words[1:]))
         return 0
+    if words[:1] == ["--install-completion"] and len(words) == 2:
+        from gradtide.cli.shell_completion import install_completion
+
+        install_completion(words[1])
+        return 0
     if words and words[0] not in _EVERYWHERE and not words[0].startswith("-") and not {"-h", "--help"} & {*words}:
         require_linux(f"gradtide {words[0]}")
     from gradtide.cli.app import app

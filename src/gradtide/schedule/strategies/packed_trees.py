@@ -66,7 +66,7 @@ def _best(request: Request, best: NetworkPacking) -> Schedule:
 def _of_large_buffers(request: Request, best: NetworkPacking, enough_s: float) -> list[SideBySide | Timetable]:
     plans = _side_by_side(request, best, SLACKS, enough_s)
     if _searched(best.network) and not _done(plans, enough_s):
-        plans += _whole_trees(request, best, CLOSE)
+        plans += _whole_trees(request, best, GOOD_ENOUGH)
         enough_s *= CLOSE / GOOD_ENOUGH
     return plans + ([] if _done(plans, enough_s) else _timetables(request, best, SLACKS, enough_s))
 
