@@ -11,7 +11,7 @@ def install_completion(shell: str) -> None:
     """Writes it into the user's home, and says where."""
     if shell not in SHELLS:
         raise ConfigError(f"--install-completion {shell}: there is none for that shell; known are {', '.join(SHELLS)}")
-    from typer.completion import install
+    from typer.completion import install  # type: ignore[attr-defined]
 
     _, path = install(shell=shell, prog_name="gradtide")
     print(f"{shell} completion is installed in {path}; it takes effect in the next shell that you start")
