@@ -24,6 +24,7 @@ GOOD_ENOUGH = 1.03  # times the bound; then nothing else is tried
 SLACKS = (0.02, 0.005)  # of the busiest wire: more where routes of several full wires cross
 USUAL_OPS = 4_000  # while somebody waits for a plan of a usual size
 USUAL_BYTES = 400_000_000
+FAR_OPS = 16_000  # of a usual buffer, where that many leave it far from the bound
 FEWER_OPS = 3_000  # ... where many arcs make each of them take longer to simulate
 MOST_OPS = 60_000
 EXACT = 1_000_000  # weights are parts of about that
@@ -53,39 +54,46 @@ def _best(request: Request, best: NetworkPacking) -> Schedule:
     machines = _alike(request, best)
     if machines is not None:
         return _written(request, network, machines)
-    groups, cuts = _cuts(request, SLACKS[0])
+    ops = most_ops(size_bytes)
+    groups, cuts = _cuts(request, SLACKS[0], ops)
     latency_s = max(steps(group) for group in groups) * float(network.latency_s.mean())
     enough_s = GOOD_ENOUGH * size_bytes * best.packing.bound + latency_s
     coarse = timetable(network, groups, cuts[0], size_bytes, enough_s)
     if coarse.seconds <= enough_s:  # on one switch: a piece a device, in a hundred ops
         return _written(request, network, coarse)
-    plan = _of_large_buffers if most_ops(size_bytes) > USUAL_OPS else _of_usual_buffers
-    return _written(request, network, min(plan(request, best, enough_s), key=lambda each: each.seconds))
+    plans = (_of_large_buffers if ops > USUAL_OPS else _of_usual_buffers)(request, best, enough_s, ops)
+    if ops == USUAL_OPS and not _done(plans, enough_s * FAR / GOOD_ENOUGH):
+        plans += _of_large_buffers(request, best, enough_s, FAR_OPS)
+    return _written(request, network, min(plans, key=lambda each: each.seconds))
 
 
-def _of_large_buffers(request: Request, best: NetworkPacking, enough_s: float) -> list[SideBySide | Timetable]:
-    plans = _side_by_side(request, best, SLACKS, enough_s)
+def _of_large_buffers(
+    request: Request, best: NetworkPacking, enough_s: float, ops: int
+) -> list[SideBySide | Timetable]:
+    plans = _side_by_side(request, best, SLACKS, enough_s, ops)
     if _searched(best.network) and not _done(plans, enough_s):
-        plans += _whole_trees(request, best, GOOD_ENOUGH)
+        plans += _whole_trees(request, best, GOOD_ENOUGH, ops)
         enough_s *= CLOSE / GOOD_ENOUGH
-    return plans + ([] if _done(plans, enough_s) else _timetables(request, best, SLACKS, enough_s))
+    return plans + ([] if _done(plans, enough_s) else _timetables(request, best, SLACKS, enough_s, ops))
 
 
-def _of_usual_buffers(request: Request, best: NetworkPacking, enough_s: float) -> list[SideBySide | Timetable]:
-    plans = _side_by_side(request, best, SLACKS[:1], enough_s)
+def _of_usual_buffers(
+    request: Request, best: NetworkPacking, enough_s: float, ops: int
+) -> list[SideBySide | Timetable]:
+    plans = _side_by_side(request, best, SLACKS[:1], enough_s, ops)
     if not _done(plans, enough_s):
-        plans += _timetables(request, best, SLACKS[:1], enough_s)
+        plans += _timetables(request, best, SLACKS[:1], enough_s, ops)
     far = _searched(best.network) and not _done(plans, enough_s * FAR / GOOD_ENOUGH)
-    return plans + (_whole_trees(request, best, FAR) if far else [])
+    return plans + (_whole_trees(request, best, FAR, ops) if far else [])
 
 
 def _side_by_side(
-    request: Request, best: NetworkPacking, slacks: tuple[float, ...], enough_s: float
+    request: Request, best: NetworkPacking, slacks: tuple[float, ...], enough_s: float, ops: int
 ) -> list[SideBySide | Timetable]:
     size_bytes, plans = request.size_bytes, list[SideBySide | Timetable]()
     owners = best.network.devices if request.collective in ("reduce_scatter", "all_gather") else 0
     for slack in slacks:
-        fair = side_by_side(best.network, _cuts(request, slack)[0], size_bytes, most_ops(size_bytes), owners)
+        fair = side_by_side(best.network, _cuts(request, slack, ops)[0], size_bytes, ops, owners)
         plans += [fair] if fair else []
         if _done(plans, enough_s):
             break
@@ -93,11 +101,11 @@ def _side_by_side(
 
 
 def _timetables(
-    request: Request, best: NetworkPacking, slacks: tuple[float, ...], enough_s: float
+    request: Request, best: NetworkPacking, slacks: tuple[float, ...], enough_s: float, ops: int
 ) -> list[SideBySide | Timetable]:
     plans = list[SideBySide | Timetable]()
     for slack in slacks:
-        plan, finer_helps = _finest_that_helps(request, best, slack, enough_s)
+        plan, finer_helps = _finest_that_helps(request, best, slack, enough_s, ops)
         plans.append(plan)
         if not finer_helps or _done(plans, enough_s):  # where it doesn't, latency costs, not crowded wires
             break
@@ -109,10 +117,10 @@ def _searched(network: WireNetwork) -> bool:
     return len(network.tails) <= SEARCHED_ARCS and _crosses(network)
 
 
-def _whole_trees(request: Request, best: NetworkPacking, close: float) -> list[SideBySide | Timetable]:
+def _whole_trees(request: Request, best: NetworkPacking, close: float, ops: int) -> list[SideBySide | Timetable]:
     """Trees that fit, in more rounds than usual where that takes to come close to the bound."""
-    network, size_bytes, ops = best.network, request.size_bytes, most_ops(request.size_bytes)
-    demand, groups = demand_of(request, network), _cuts(request, SLACKS[0])[0]
+    network, size_bytes = best.network, request.size_bytes
+    demand, groups = demand_of(request, network), _cuts(request, SLACKS[0], ops)[0]
     found = whole_trees(network, demand, best.packing, groups, size_bytes, MORE * ops)
     if found is None:
         return []
@@ -130,7 +138,7 @@ def _alike(request: Request, best: NetworkPacking) -> SideBySide | None:
     if ops == USUAL_OPS and len(network.tails) > MANY_ARCS:
         ops = FEWER_OPS
     plan = _sooner(network, found, size_bytes, ops)
-    if ops == MOST_OPS and plan.seconds > GOOD_ENOUGH * size_bytes * best.packing.bound:
+    if ops > USUAL_OPS and plan.seconds > GOOD_ENOUGH * size_bytes * best.packing.bound:
         plan = _sooner(network, found, size_bytes, 2 * ops)
     return plan
 
@@ -153,9 +161,11 @@ def _crosses(network: WireNetwork) -> bool:
     return bool(((network.wire_load > 0).sum(axis=1) > 1).any())
 
 
-def _finest_that_helps(request: Request, best: NetworkPacking, slack: float, enough_s: float) -> tuple[Timetable, bool]:
+def _finest_that_helps(
+    request: Request, best: NetworkPacking, slack: float, enough_s: float, ops: int
+) -> tuple[Timetable, bool]:
     """The timetable from coarse to fine pieces, while that helps, and whether finer ones might do still better."""
-    groups, cuts = _cuts(request, slack)
+    groups, cuts = _cuts(request, slack, ops)
     plan = timetable(best.network, groups, cuts[0], request.size_bytes, enough_s)
     waits = _waits(best.network, groups)
     for counts in cuts[1:]:
@@ -177,8 +187,7 @@ def _waits(network: WireNetwork, groups: list[TreeGroup]) -> NDArray[np.float64]
     return waits
 
 
-def _cuts(request: Request, slack: float) -> tuple[list[TreeGroup], list[list[int]]]:
-    ops = most_ops(request.size_bytes)
+def _cuts(request: Request, slack: float, ops: int) -> tuple[list[TreeGroup], list[list[int]]]:
     return _cuts_of(request.topology, request.devices, request.collective, request.root, slack, ops)
 
 
