@@ -45,7 +45,7 @@ def packed_trees(request: Request) -> Schedule:
 
 def most_ops(size_bytes: int) -> int:
     """Few while somebody waits for a plan of a usual size, more where large buffers make finer pieces worth it."""
-    return USUAL_OPS if size_bytes <= USUAL_BYTES else min(MOST_OPS, size_bytes // 25_000)
+    return USUAL_OPS if size_bytes <= USUAL_BYTES else min(MOST_OPS, size_bytes // 16_000)
 
 
 def _best(request: Request, best: NetworkPacking) -> Schedule:
