@@ -167,3 +167,5 @@ def test_the_command_says_what_is_in_the_file_or_what_is_missing(tmp_path, capfd
     assert "all steps, 1 to 2; open it at ui.perfetto.dev" in said.out
     check_trace((tmp_path / "other.json").read_bytes())
     assert run(tmp_path, "--most-events", 0)[0] == 2
+    write_worker(tmp_path, 1, 1, 200.0)[0].close()  # its clock is another
+    assert ", without 1 arrow that would go back in time; open it" in run(tmp_path)[1].out

@@ -35,6 +35,15 @@ def test_with_a_dead_nic_strategies_without_a_route_are_left_out_and_the_rest_is
     assert all(row.bandwidth_seconds >= found.bound_seconds * (1 - 1e-9) for row in found.table)
 
 
+def test_machines_that_differ_are_not_called_alike_where_a_strategy_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gradtide.schedule.candidates.NEEDLESS", 4)  # devices; so many that few are "so many"
+    left_out = plan(cluster("rail:3x2x2@100", degrade="host1.nic1=0.5"), SIZE).skipped
+    assert left_out["double-tree"] == "with so many devices, in machines of equal size, hierarchical-* takes its place"
+    assert not [why for why in left_out.values() if "alike" in why]
+
+
 def test_a_dead_nics_device_sends_to_its_neighbours_alone() -> None:
     request = request_for(cluster("superpod:3", missing="host2.nic0"), SIZE // 100)
     schedule = STRATEGIES["balanced-rails"](request)

@@ -41,6 +41,7 @@ def test_the_two_come_one_after_the_other():
         ("host1.nic9", "superpod:2 has no 'host1.nic9'; did you mean 'host1.nic7'?"),
         ("hots1", "superpod:2 has no 'hots1'; did you mean 'host1'?"),
         ("leaf0->spine99", "superpod:2 has no 'leaf0->spine99'; did you mean 'leaf0->spine"),
+        ("nic3", "superpod:2 has no 'nic3'; did you mean 'host0.nic3', or '*.nic3' for all?"),
         ("rack*", "superpod:2 has no 'rack*'"),
         ("", "superpod:2 has no ''"),
         ("host*", "without 'host*', no node is a device"),

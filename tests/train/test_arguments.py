@@ -39,6 +39,11 @@ FOREIGN = {
     "DataParallel(model(), None, 'auto', 3)": "too many arguments without a name",
     "shard([], batch_size=3)": "shard: there is no batch_size=; it belongs to the DataLoader that shard is given",
     "connect(host='a')": "connect: there is no host=; the address is one argument",
+    "fit(model(), (X, Y), sync='rnig')": "no strategy is called 'rnig' (did you mean ring?); there are auto,",
+    "DataParallel(net := model(), ADAM(net.parameters()), 'rnig')": "no strategy is called 'rnig' (did you mean ring?)",
+    "EarlyStopping(monitor='val_loss')": "EarlyStopping: there is no monitor=; it is called watch=",
+    "EarlyStopping(min_delta=1)": "EarlyStopping: there is no min_delta=; it is called at_least=",
+    "BestModel(filepath='x')": "BestModel: there is no filepath=; it is called path=",
     "local_servers(num_servers=2)": "local_servers: there is no num_servers=; say local_servers(2)",
 }
 

@@ -132,7 +132,7 @@ def _check_size(request: Request, name: str) -> None:
     if most is not None and count > most:
         raise NotApplicable("with so many devices, to list and simulate all its ops takes too long")
     if name in REPLACED and count > NEEDLESS and request.collective == "all_reduce" and _alike(request):
-        raise NotApplicable("machines are alike, and compositions over all their links do the same sooner")
+        raise NotApplicable("with so many devices, in machines of equal size, hierarchical-* takes its place")
 
 
 def _check_worth(request: Request, name: str, found: Sequence[Candidate]) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from gradtide.collective import Group
-from gradtide.collective.executors.choose import Strategy
+from gradtide.collective.executors.choose import Strategy, check_name
 from gradtide.collective.groups.device_group import DeviceGroup
 from gradtide.compress import AUTO
 from gradtide.errors import ConfigError
@@ -50,6 +50,11 @@ class Wishes:
     compression: Compression | None = None
     outer: OuterState = field(default_factory=OuterState)  # of local steps
     trial: bool = False  # whether sharing must first be seen to suit the program: it may edit gradients or parameters
+
+    def __post_init__(self) -> None:
+        """A mistyped name is refused in one process, too, not only once there are several."""
+        if isinstance(self.sync, str) and self.sync != TORCH:
+            check_name(self.sync)
 
 
 def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven: bool = True) -> Way:

@@ -86,6 +86,9 @@ def _suggestion(topology: Topology, name: str) -> str:
     known = {node.name for node in topology.nodes} | {node.machine for node in topology.nodes if node.machine}
     if "->" in name:
         known = {f"{link.source}->{link.target}" for link in topology.links}
+    ends = sorted(text for text in known if text.endswith(f".{name}"))
+    if name and ends:
+        return f"; did you mean {ends[0]!r}, or '*.{name}' for all?"
     head = name.split(".")[0]
     near = [text for text in known if text.split(".")[0] == head] or sorted(known, key=lambda text: (len(text), text))
     return nearest(name, near[:1_000])  # to compare with 20,000 names takes seconds

@@ -262,14 +262,15 @@ def _as_compress(compress: "str | Compress | None") -> "Compress | None":
 def _kind_of_run(
     job: "Job | None", sync: "str | Servers | Local", compress: "Compress | None", emit: Emit
 ) -> "Callable[..., Run]":
-    if job is None:
+    if job is None and sync == "auto":
         return Run
     from gradtide.sync.choose import Wishes  # brings in numba and the store
     from gradtide.sync.compressed import Compression
     from gradtide.train.together.run import RunTogether
 
     compression = None if compress is None else Compression(compress)
-    return partial(RunTogether, (job, Wishes(sync, compression=compression), emit))
+    wishes = Wishes(sync, compression=compression)  # which refuses a name that no strategy has
+    return Run if job is None else partial(RunTogether, (job, wishes, emit))
 
 
 def _split_run(job: "Job | None", split: Any) -> "Callable[..., Run]":

@@ -50,7 +50,8 @@ def _write(run: Path, path: Path, most_events: int | None = None) -> str:
 
     facts = read_facts(run)
     about = write_trace(path, run, facts.title if facts is not None else run.name, most_events or MOST_EVENTS)
-    lost = f", without {about['arrows_left_out']} arrows that clocks don't agree on" if about["arrows_left_out"] else ""
+    count = about["arrows_left_out"]
+    lost = f", without {count:,} {'arrow' if count == 1 else 'arrows'} that would go back in time" if count else ""
     return f"{path}: {about['events']:,} events, {about['kept']}{lost}; open it at ui.perfetto.dev"
 
 

@@ -3,6 +3,7 @@
 from itertools import permutations
 from pathlib import Path
 
+from gradtide.calling import meant
 from gradtide.errors import ConfigError, ScheduleError
 from gradtide.schedule.model import Schedule
 from gradtide.schedule.plan import plan, request_for
@@ -11,7 +12,7 @@ from gradtide.schedule.serialize import schedule_from_json
 from gradtide.schedule.strategies import STRATEGIES
 from gradtide.topology.model import Link, Node, NodeKind, Topology
 
-__all__ = ["Strategy", "choose", "nominal_topology"]
+__all__ = ["Strategy", "check_name", "choose", "nominal_topology"]
 
 Strategy = str | Path | Schedule
 
@@ -28,8 +29,7 @@ def choose(strategy: Strategy, topology: Topology, size_bytes: int) -> Schedule:
             return schedule_from_json(strategy.read_bytes(), str(strategy))
         except OSError as error:
             raise ScheduleError(f"{strategy}: can't be read ({error.strerror}); write one first") from None
-    if strategy != "auto" and strategy not in STRATEGIES:
-        raise ConfigError(f"no strategy is called {strategy!r}; there are auto, {', '.join(sorted(STRATEGIES))}")
+    check_name(strategy)
     if len(topology.nodes) == 1:  # nobody to plan with
         return Schedule(strategy, "all_reduce", (topology.nodes[0].name,), 1, (1,), ())
     if strategy == "auto":
@@ -40,6 +40,13 @@ def choose(strategy: Strategy, topology: Topology, size_bytes: int) -> Schedule:
         return STRATEGIES[strategy](request_for(topology, max(1, size_bytes)))
     except NotApplicable as error:
         raise ConfigError(f"strategy {strategy!r} does not fit these ranks ({error}); use 'auto', or another") from None
+
+
+def check_name(strategy: str) -> None:
+    """Refuses a name that no strategy has."""
+    if strategy != "auto" and strategy not in STRATEGIES:
+        near = meant(strategy, STRATEGIES)
+        raise ConfigError(f"no strategy is called {strategy!r}{near}; there are auto, {', '.join(sorted(STRATEGIES))}")
 
 
 def nominal_topology(host_of: list[int]) -> Topology:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gradtide.calling import refuse_foreign_names
 from gradtide.checkpoint.places import open_place
 from gradtide.checkpoint.tensor_file import TensorFile, TensorGroup, write_file
 from gradtide.errors import ConfigError, OutputError
@@ -17,7 +18,18 @@ from gradtide.train.steering.callbacks import EpochEnd, FitEnd
 __all__ = ["BestModel", "EarlyStopping", "without_old_model", "write_model"]
 
 
-# As Keras and Lightning call it.
+# As Keras and Lightning call them.
+_OF_STOPPING = {
+    "monitor metric": "it is called watch=",
+    "min_delta": "it is called at_least=",
+    "restore_best_weights restore_best": "put gradtide.BestModel(restore=True) beside it",
+}
+_OF_CHECKPOINTS = {
+    "monitor metric": "it is called watch=",
+    "filepath filename file": "it is called path=",
+    "restore_best_weights restore_best": "it is called restore=",
+    "save_best_only save_top_k": "it keeps the best epoch and no other; for all of them say fit(checkpoints=...)",
+}
 _ELSEWHERE = {"val_loss": "validation_loss", "val_acc": "validation_accuracy", "val_accuracy": "validation_accuracy"}
 
 
@@ -61,6 +73,7 @@ class EarlyStopping:
 
     stops = True  # a run, so it is refused where none can be stopped
 
+    @refuse_foreign_names(_OF_STOPPING)
     def __init__(
         self, watch: str = "validation_loss", *, patience: int = 3, at_least: float = 0.0, mode: str | None = None
     ) -> None:
@@ -87,6 +100,7 @@ class BestModel:
     can't be written.
     """
 
+    @refuse_foreign_names(_OF_CHECKPOINTS)
     def __init__(
         self,
         path: str | Path | None = None,
