@@ -30,7 +30,6 @@ def test_a_machine_whose_switches_are_of_different_sizes_is_planned(seed: int):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="a few of the 200 are above; docs/planner.md says how many and why")
 @pytest.mark.parametrize("size_bytes", [LARGE, USUAL])
 def test_plans_of_two_hundred_small_wirings_are_close_to_the_bound(size_bytes: int):
     found = {}
