@@ -6,6 +6,7 @@ import json
 import pytest
 from trace_format import Complete, Counter, FlowEnd, FlowStart, Instant, Metadata, check_trace
 
+from gradtide.errors import DataError
 from gradtide.events import (
     BatchDone,
     BatchStarted,
@@ -169,3 +170,25 @@ def test_the_command_says_what_is_in_the_file_or_what_is_missing(tmp_path, capfd
     assert run(tmp_path, "--most-events", 0)[0] == 2
     write_worker(tmp_path, 1, 1, 200.0)[0].close()  # its clock is another
     assert ", without 1 arrow that would go back in time; open it" in run(tmp_path)[1].out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"at_s": "x", "event": "BatchStarted"}',
+        '{"at_s": 1.0, "event": "BatchDone"}',
+        '{"at_s": 1.0, "event": "BatchDone", "step": "x"}',
+        '{"at_s": 1.0, "event": "BatchDone" cut',
+        '{"at_s": 1.0, "event": "ClockAligned"}',
+    ],
+)
+def test_a_line_that_no_worker_wrote_is_refused_and_its_file_named(tmp_path, line):
+    (tmp_path / "worker-0.jsonl").write_text(line + "\n")
+    with pytest.raises(DataError, match=r"worker-0\.jsonl is not what gradtide writes"):
+        write_trace(tmp_path / "trace.json", tmp_path, "wrong")
+
+
+def test_a_log_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "worker-0.jsonl").mkdir()
+    with pytest.raises(DataError, match=r"can't read .*worker-0\.jsonl: Is a directory"):
+        write_trace(tmp_path / "trace.json", tmp_path, "wrong")

@@ -1,6 +1,7 @@
 """Many ops are simulated by compiled code: the same digits as the interpreter's, whatever the schedule."""
 
 import dataclasses
+import random
 
 import numpy as np
 import pytest
@@ -8,13 +9,13 @@ import pytest
 from gradtide.schedule.classes.compose import compose
 from gradtide.schedule.classes.folded import simulate_folded
 from gradtide.schedule.classes.grids import grid_of
-from gradtide.schedule.model import Schedule
+from gradtide.schedule.model import Op, Schedule
 from gradtide.schedule.plan import request_for
 from gradtide.schedule.predict import simulate as simulating
 from gradtide.schedule.predict.simulate import Simulation, simulate
 from gradtide.schedule.request import STRATEGIES
 from gradtide.topology.files import topology_named
-from gradtide.topology.model import Topology
+from gradtide.topology.model import Link, Node, NodeKind, Topology
 from gradtide.topology.what_if import altered
 
 
@@ -56,6 +57,44 @@ def test_compiled_and_interpreted_simulations_agree_in_every_digit(
     topology = altered(topology_named(name), [], [degrade] if degrade else [])
     schedule = STRATEGIES[strategy](request_for(topology, 10**7 + 3))
     assert_same(*both(monkeypatch, schedule, topology, latency))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_they_agree_on_ops_and_links_of_any_kind(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    chance = random.Random(seed)
+    topology = any_topology(chance)
+    assert_same(*both(monkeypatch, any_schedule(chance, topology), topology, latency=chance.random() < 0.8))
+
+
+def any_topology(chance: random.Random) -> Topology:
+    """Devices and a host on two switches; links with latencies or none, some on one wire, which a route takes twice."""
+    names = [f"d{at}" for at in range(chance.randint(2, 6))]
+    nodes = [*(Node(name, NodeKind.DEVICE) for name in names), Node("h", NodeKind.HOST)]
+    nodes += [Node(name, NodeKind.SWITCH) for name in ("s0", "s1")]
+    latencies = chance.choice([[0.0], [0.0, 1e-6], [1e-18, 1e-6], [1e-6 * chance.random() for _ in range(5)]])
+    rates = chance.choice([[1e9], [1e9, 2e9], [1.0, 1e15], [1e9 * chance.random() + 1 for _ in range(5)]])
+    ends = [(name, chance.choice(["s0", "s1"])) for name in (*names, "h")] + [("s0", "s1")]
+    links = [
+        Link(
+            *way, chance.choice(rates), chance.choice(latencies), chance.randint(1, 3), chance.choice(["", "w0", "w1"])
+        )
+        for end in ends
+        for way in (end, end[::-1])
+    ]
+    return Topology("any", tuple(nodes), tuple(links))
+
+
+def any_schedule(chance: random.Random, topology: Topology) -> Schedule:
+    """Ops that need not add up to anything, in several lanes of few pairs."""
+    ranks = tuple(node.name for node in topology.nodes if node.kind in (NodeKind.DEVICE, NodeKind.HOST))
+    weights = tuple(chance.choice([1, 1, 3, 10**9]) for _ in range(chance.randint(1, 6)))
+    lanes, most, ops = chance.choice([1, 2, 20]), chance.choice([0, 1, 3]), list[Op]()
+    for at in range(chance.randint(1, 120)):
+        source, target = chance.sample(range(chance.choice([2, len(ranks)])), 2)
+        deps = tuple(chance.randrange(at) for _ in range(chance.randint(0, most))) if at else ()
+        chunk = chance.randrange(len(weights))
+        ops.append(Op(at, source, target, chunk, "copy", deps, chance.randrange(lanes)))
+    return Schedule("any", "all_reduce", ranks, len(ranks) - 1, weights, tuple(ops))
 
 
 def test_classes_of_links_are_simulated_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:

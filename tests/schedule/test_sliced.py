@@ -78,12 +78,15 @@ def _without_a_dep(ops: tuple[Op, ...]) -> tuple[Op, ...]:
 def test_streams_that_do_not_fit_together_are_refused(schedule):
     stream = schedule.streams[0]
     shifted = tuple(op._replace(id=op.id + 1, deps=tuple(dep + 1 for dep in op.deps)) for op in stream.ops)
+    of_one = dataclasses.replace(stream, contributors=1, ops=())  # right by itself; others would lack its chunk
     for streams, order in (
         ((stream,), ()),
         ((stream,), ((0, 0),)),
         ((stream, stream), ((0, 1),)),
         ((dataclasses.replace(stream, ops=shifted),), ((0, 1),)),
         ((stream, dataclasses.replace(stream, ranks=stream.ranks[::-1])), ((0, 1), (1, 1))),
+        ((stream, of_one), ((0, 1), (1, 1))),
+        ((of_one,), ((0, 1),)),
     ):
         with pytest.raises(ScheduleError):
             prove_slices(SlicedSchedule(streams, order))

@@ -4,8 +4,10 @@ import pytest
 from operated import Operated
 
 from gradtide.dashboard.sources import StoreSource
-from gradtide.errors import PeerLost
+from gradtide.errors import PeerLost, PeerTimeout
 from gradtide.store.local.status import StatusAsker, ask_status, servers_of
+from gradtide.transport.authenticate import listen, parse_address
+from gradtide.transport.keys import Credentials
 from store_processes import wait_until
 
 pytestmark = pytest.mark.quick
@@ -49,3 +51,11 @@ def test_the_dashboard_sees_a_server_come_and_go_at_its_next_looks(tmp_path):
         wait_until(lambda: source.ask().servers["s0"] is not None)
     assert "no gradtide server" in source.ask()
     source.close()
+
+
+def test_who_listens_and_says_nothing_is_told_with_a_time_that_one_can_read(tmp_path):
+    tmp_path.chmod(0o700)
+    address = f"unix:{tmp_path}/c"
+    silent = pytest.raises(PeerTimeout, match=r"within 0\.\d{1,3} s; is it gradtide")
+    with listen(parse_address(address), Credentials()), StatusAsker(timeout_s=0.1) as asker, silent:
+        asker.inspect(address)

@@ -60,6 +60,22 @@ def test_a_unix_socket_in_a_folder_that_others_can_enter_is_refused(tmp_path):
         listen(Address(path=f"{tmp_path}/x"), NOBODY)
 
 
+def test_a_socket_that_a_killed_server_left_is_taken_over_and_one_that_is_listened_at_is_not(tmp_path):
+    tmp_path.chmod(0o700)
+    address = Address(path=str(tmp_path / "s"))
+    listen(address, NOBODY).close()  # as the kernel does at a kill: the file stays
+    with listen(address, NOBODY), pytest.raises(ConfigError, match="is another server there"):
+        listen(address, NOBODY)
+
+
+def test_a_file_that_is_no_socket_is_left_as_it_is(tmp_path):
+    tmp_path.chmod(0o700)
+    (tmp_path / "s").write_text("mine")
+    with pytest.raises(ConfigError, match="can't listen"):
+        listen(Address(path=str(tmp_path / "s")), NOBODY)
+    assert (tmp_path / "s").read_text() == "mine"
+
+
 def test_nobody_there_and_somebody_silent_are_told_apart(tmp_path):
     tmp_path.chmod(0o700)
     address = Address(path=f"{tmp_path}/x")

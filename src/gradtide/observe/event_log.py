@@ -117,4 +117,4 @@ def read_events(path: Path) -> Iterator[Timed]:
 
 def parse_event(line: bytes) -> Timed:
     found = json.loads(line.decode())  # which is half as long as of bytes
-    return Timed(found.pop("at_s"), KINDS[found.pop("event")](**found))
+    return Timed(float(found.pop("at_s")), KINDS[found.pop("event")](**found))

@@ -7,11 +7,12 @@ machine (loopback) it is not, unless the address says `tls:`.
 
 import contextlib
 import errno
+import fcntl
 import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,7 +111,8 @@ def dial(
         return _Call(sock, address, deadline_s).shake_hands(credentials, role, memory)
     except TimeoutError:
         sock.close()
-        raise PeerTimeout(f"what listens at {address} did not answer within {timeout_s:g} s; is it gradtide?") from None
+        waited = f"{round(timeout_s, 3):g} s"
+        raise PeerTimeout(f"what listens at {address} did not answer within {waited}; is it gradtide?") from None
     except OSError:
         sock.close()
         raise PeerLost(f"{address} closed the connection as soon as it was made; is it being stopped?") from None
@@ -320,13 +322,38 @@ def _listen_unix(path: Path) -> socket.socket:
         status = folder.stat()
         if status.st_mode & 0o077 or status.st_uid != os.getuid():
             raise ConfigError(f"{folder} is open to other users; a server's socket needs a folder of mode 0700")
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.bind(str(path))
-            sock.listen(1024)
-        except OSError:
-            sock.close()
-            raise
+        with _one_at_a_time(folder):
+            if _was_left(path):
+                path.unlink()
+            return _bound(path)
     except OSError as error:
         raise ConfigError(f"can't listen at unix:{path} ({error.strerror}); is another server there?") from None
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Two that start together must not both take a socket for one that was left."""
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _was_left(path: Path) -> bool:
+    """Whether the socket there is of a process that is gone: nobody listens. One that is stopped or busy still does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return path.is_socket() and probe.connect_ex(str(path)) == errno.ECONNREFUSED
+
+
+def _bound(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(str(path))
+        sock.listen(1024)
+    except OSError:
+        sock.close()
+        raise
     return sock

@@ -294,7 +294,8 @@ class Connection:
             raise self._lost(None)
         poll.register(self._sock, select.POLLIN | (select.POLLOUT if self.can_flush else 0))
         if not poll.poll(max(0.0, timeout_s) * 1000):
-            raise PeerTimeout(f"{self.peer} did not answer {what} within {timeout_s:g} s; is it overloaded or stopped?")
+            waited = f"{max(0.0, round(timeout_s, 3)):g} s"
+            raise PeerTimeout(f"{self.peer} did not answer {what} within {waited}; is it overloaded or stopped?")
 
     def _lost(self, error: OSError | None) -> Closed | PeerLost:
         if self.closed:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,16 @@ def _draw(logs: RunLogs, extent: _Extent, kept: KeptSteps, alignment: Alignment)
 
 
 def _checked(path: Path, events: Iterator[Timed]) -> Iterator[Timed]:
-    try:
+    with _reading(path):
         yield from events
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error.strerror}; remove it, and the rest is drawn") from None
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not what gradtide writes ({error}); remove it, and the rest is drawn") from None
 
@@ -133,23 +142,28 @@ def _measure(logs: RunLogs) -> _Extent:
     """Without reading what lines say."""
     extent, numbers = _Extent(), list[int]()
     for rank, path in logs.workers.items():
-        done, updates = list[bytes](), 0
-        with path.open("rb") as file:
-            for line in file:
-                extent.lines += 1
-                updates += _UPDATED in line
-                if _CLOCK in line and line.endswith(b"\n"):
-                    extent.clocks.setdefault(path.name, []).append(parse_event(line))
-                if _DONE in line and line.endswith(b"\n"):
-                    done = [done[0], line] if done else [line]
-        if done:
-            numbers += [json.loads(line)["step"] for line in done]
-        elif updates:
-            extent.own_loops.add(rank)
-            numbers += [1, updates]
+        with _reading(path):
+            numbers += _measure_worker(extent, rank, path)
     others = [*logs.servers.values(), *([logs.coordinator] if logs.coordinator is not None else [])]
     for path in others:  # which are bounded
         told = [timed for timed in _checked(path, read_bounded(path)) if isinstance(timed.event, ClockAligned)]
         extent.clocks[path.name] = told
     extent.first, extent.last = min(numbers, default=1), max(numbers, default=1)
     return extent
+
+
+def _measure_worker(extent: _Extent, rank: int, path: Path) -> list[int]:
+    """Its first step and its last one, if it has any."""
+    done, updates = list[bytes](), 0
+    with path.open("rb") as file:
+        for line in file:
+            extent.lines += 1
+            updates += _UPDATED in line
+            if _CLOCK in line and line.endswith(b"\n"):
+                extent.clocks.setdefault(path.name, []).append(parse_event(line))
+            if _DONE in line and line.endswith(b"\n"):
+                done = [done[0], line] if done else [line]
+    if not done and updates:
+        extent.own_loops.add(rank)
+        return [1, updates]
+    return [int(json.loads(line)["step"]) for line in done]

@@ -106,6 +106,8 @@ def prove_slices(schedule: SlicedSchedule) -> Proof:
             raise ScheduleError(f"{stream.name}: ops of a slice must have the ids 0, 1, … in the order of its list")
         if (stream.ranks, stream.collective) != (schedule.ranks, "all_reduce"):
             raise ScheduleError(f"{stream.name}: streams must all be an all_reduce of the same ranks")
+        if stream.contributors != len(stream.ranks):
+            raise ScheduleError(f"{stream.name}: every rank of a stream must contribute; slices know no helpers")
     proofs = [verify(stream) for stream in schedule.streams]
     return Proof(max(proof.steps for proof in proofs), _scratch(schedule))
 
