@@ -22,7 +22,7 @@ def is_running(pid: int) -> bool:
     """A process that has ended may stay as a zombie until whoever adopted it looks."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

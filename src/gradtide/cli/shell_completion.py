@@ -13,5 +13,5 @@ def install_completion(shell: str) -> None:
         raise ConfigError(f"--install-completion {shell}: there is none for that shell; known are {', '.join(SHELLS)}")
     from typer.completion import install  # type: ignore[attr-defined]
 
-    _, path = install(shell=shell, prog_name="gradtide")
+    _, path = install(shell, "gradtide")
     print(f"{shell} completion is installed in {path}; it takes effect in the next shell that you start")
