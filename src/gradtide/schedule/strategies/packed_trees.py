@@ -25,6 +25,7 @@ SLACKS = (0.02, 0.005)  # of the busiest wire: more where routes of several full
 USUAL_OPS = 4_000  # while somebody waits for a plan of a usual size
 USUAL_BYTES = 400_000_000
 FAR_OPS = 16_000  # of a usual buffer, where that many leave it far from the bound
+CROWDED_OPS = 10_000  # where so many arcs cross that no search is made: more take seconds, and gain nothing
 FEWER_OPS = 3_000  # ... where many arcs make each of them take longer to simulate
 MOST_OPS = 60_000
 EXACT = 1_000_000  # weights are parts of about that
@@ -55,6 +56,8 @@ def _best(request: Request, best: NetworkPacking) -> Schedule:
     if machines is not None:
         return _written(request, network, machines)
     ops = most_ops(size_bytes)
+    if len(network.tails) > SEARCHED_ARCS:
+        ops = min(ops, CROWDED_OPS)
     groups, cuts = _cuts(request, SLACKS[0], ops)
     latency_s = max(steps(group) for group in groups) * float(network.latency_s.mean())
     enough_s = GOOD_ENOUGH * size_bytes * best.packing.bound + latency_s
@@ -137,10 +140,7 @@ def _alike(request: Request, best: NetworkPacking) -> SideBySide | None:
     ops = most_ops(size_bytes)
     if ops == USUAL_OPS and len(network.tails) > MANY_ARCS:
         ops = FEWER_OPS
-    plan = _sooner(network, found, size_bytes, ops)
-    if ops > USUAL_OPS and plan.seconds > GOOD_ENOUGH * size_bytes * best.packing.bound:
-        plan = _sooner(network, found, size_bytes, 2 * ops)
-    return plan
+    return _sooner(network, found, size_bytes, ops)
 
 
 def _busiest(network: WireNetwork, units: list[TreeGroup]) -> float:
