@@ -1,6 +1,7 @@
 """What a model or a loss was given, as a line beside torch's own message when it can't compute with that."""
 
 import contextlib
+from abc import ABC, abstractmethod
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ _MOST = 4  # tensors that are shown
 _TORCHS = RuntimeError, IndexError, ValueError, TypeError  # what torch raises for shapes and dtypes
 
 
-class _Given:
+class _Given(ABC):
     """`with` it, an error keeps its type and text, and gets a note."""
 
     def __enter__(self) -> Self:
@@ -23,8 +24,9 @@ class _Given:
             with contextlib.suppress(Exception):  # a device that has failed may not even show what it holds
                 error.add_note(f"gradtide: {self.tell()}")
 
+    @abstractmethod
     def tell(self) -> str:
-        raise NotImplementedError
+        """What was given, in words."""
 
 
 class ModelGiven(_Given):
