@@ -50,14 +50,14 @@ class Ranks:
         return self.answers(size)
 
     def answers(self, size: int) -> list[Any]:
-        answers, failure = [], None
+        answers, failures = [], []
         for rank in range(size):  # all of them, so that none is left for the next call
             try:
                 answers.append(self.answer(rank))
             except Failed as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
+                failures.append(str(error))
+        if failures:
+            raise Failed("\n".join(failures))
         return answers
 
     def close(self) -> None:

@@ -5,7 +5,9 @@ from typing import Any
 
 from gradtide.collective.c10d.errors import BadArgument, as_torch_error
 from gradtide.collective.c10d.process_group import ProcessGroup
+from gradtide.collective.c10d.reconfigure import Unformed
 from gradtide.collective.c10d.splitting import Splitter
+from gradtide.collective.c10d.versions import backend_beside_others, check_devices, introduce
 from gradtide.collective.groups.group import Group
 from gradtide.collective.groups.joining import address_seen
 from gradtide.environment import read_environment
@@ -18,7 +20,7 @@ __all__ = ["create"]
 _PROBE_S = 0.5
 
 
-def create(settings: Any, options: Any) -> ProcessGroup:
+def create(settings: Any, options: Any) -> Any:
     """settings: what torch knows of the group. options: pg_options, a topology or the name of one.
 
     Ranks of several hosts reduce large tensors as the planner finds best on that topology, if one is given; else they
@@ -28,17 +30,29 @@ def create(settings: Any, options: Any) -> ProcessGroup:
     timeout_s = settings.timeout.total_seconds()
     name, splitter = f"process group {settings.group_id}", Splitter(store, create, options)
     try:
-        topology = _topology(options)
-        group = Group.from_store(name, store, rank, size, lambda: address_seen(store), timeout_s=timeout_s)
-        if group.on_one_host or topology is None:
-            return ProcessGroup(group, store, splitter)
-        if _devices(topology) != size:
-            _measure(group)
+        beside_others, topology = check_devices(), _topology(options)
+
+        def prepare(group: Group) -> bool:
+            """Whether large tensors go as planned."""
+            if group.on_one_host or topology is None:
+                return False
+            if _devices(topology) != group.size:
+                _measure(group)
+            else:
+                group.topology = topology
+            return True
+
+        if getattr(settings, "enable_reconfigure", False):  # from torch 2.14 on
+            made = ProcessGroup(Unformed(rank, size), store, splitter, name, timeout_s, prepare)
         else:
-            group.topology = topology
+            group = Group.from_store(name, store, rank, size, lambda: address_seen(store), timeout_s=timeout_s)
+            made = ProcessGroup(group, store, splitter, name, timeout_s, prepare)
     except GradtideError as error:
         raise as_torch_error(error) from None
-    return ProcessGroup(group, store, splitter, planned=True)
+    if beside_others:
+        return backend_beside_others(made)
+    introduce(made)
+    return made
 
 
 def _measure(group: Group) -> None:

@@ -13,9 +13,11 @@ import torch.distributed as dist
 
 from gradtide.collective.c10d.compiling import never_compiled
 from gradtide.collective.c10d.errors import BadArgument, as_torch_error
+from gradtide.collective.c10d.reconfigure import Reconfiguring, Unformed
 from gradtide.collective.c10d.shapes import are_alike, check_count, check_device, fill, flat, put_back, stacked
 from gradtide.collective.c10d.sparse import all_reduce_sparse
 from gradtide.collective.c10d.splitting import Splitter
+from gradtide.collective.c10d.versions import no_error
 from gradtide.collective.c10d.work import Finished, Work, finished
 from gradtide.collective.groups.group import Group
 from gradtide.errors import ConfigError, GradtideError
@@ -55,12 +57,24 @@ def _limit(opts: Any) -> float | None:
 class ProcessGroup(_Base):  # type: ignore[misc]
     """One rank's process group. `group` is what does the work.
 
-    planned: large tensors are reduced as the planner finds best on the group's topology.
+    prepare: makes a group ready, and says whether large tensors are reduced as the planner finds best on its topology.
     """
 
-    def __init__(self, group: Group, store: Any, splitter: Splitter, *, planned: bool = False) -> None:
+    def __init__(
+        self,
+        group: Group | Unformed,
+        store: Any,
+        splitter: Splitter,
+        called: str,
+        timeout_s: float,
+        prepare: Callable[[Group], bool],
+    ) -> None:
         super().__init__(group.rank, group.size)
-        self.group, self._store, self._splitter, self._planned = group, store, splitter, planned
+        self.group: Any = group
+        self._store, self._splitter, self._prepare = store, splitter, prepare
+        self._called, self._timeout_s = called, timeout_s  # of members that come later, too
+        self._planned = not isinstance(group, Unformed) and prepare(group)
+        self._reconfiguring = Reconfiguring(store)
         self._name, self._description, self._sequence = "", "", 0
 
     # --- Collectives ---
@@ -356,8 +370,17 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
 
+    def rank(self) -> int:
+        return int(self.group.rank)
+
+    def size(self) -> int:
+        return int(self.group.size)
+
+    getRank, getSize = rank, size  # as torch's C++ part asks
+
     def set_timeout(self, timeout: Any) -> None:
-        self.group.set_timeout(timeout.total_seconds())
+        self._timeout_s = timeout.total_seconds()
+        self.group.set_timeout(self._timeout_s)
 
     _set_default_timeout = set_timeout
 
@@ -368,6 +391,27 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def abort(self) -> None:
         """Leaves at once; what is under way fails."""
         self.group.abort()
+
+    # --- Other members ---
+
+    supports_reconfigure = True
+
+    def get_reconfigure_handle(self) -> str:
+        return self._reconfiguring.handle
+
+    def reconfigure(self, opts: Any) -> Finished:
+        """Those whose handles are given work together from now on, and all of them call it: without a rank that died,
+        say, or with one that is new. What was under way fails."""
+        try:
+            self.group = self._reconfiguring.join(self._called, opts, self._timeout_s, self.group.close)
+            self._planned = self._prepare(self.group)
+        except GradtideError as error:
+            raise as_torch_error(error) from None
+        return finished([])
+
+    def get_error(self) -> Any:
+        """As torch asks from 2.14 on: errors are raised where they happen, and none is kept for later."""
+        return no_error()
 
     # --- How ---
 
