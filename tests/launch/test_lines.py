@@ -50,3 +50,14 @@ def test_marks_are_as_wide_as_the_widest_and_coloured_only_if_wanted():
     assert mark(3, 4, False) == b"[3] "
     assert mark(3, 12, False) == b"[ 3] "
     assert mark(3, 4, True).startswith(b"\033[")
+
+
+def test_what_nanobind_says_of_memory_that_we_froze_is_not_the_workers():
+    lines, said = Lines(b"> "), b"mine\n - leaked nothing\n"
+    for count in (b"4 instances", b"64 types"):
+        said += b"nanobind: leaked " + count + b'!\n - leaked type "a.b"\n - ... skipped remainder\n'
+    said += b"nanobind: this is likely caused by a reference counting issue in the binding code.\n"
+    said += b"See https://nanobind.readthedocs.io/en/latest/refleaks.html\n - mine\n"
+    shown = b"".join(lines.feed(bytes([byte])) for byte in said)
+    assert shown == b"> mine\n>  - leaked nothing\n>  - mine\n"
+    assert Lines(b"> ").feed(said) == shown

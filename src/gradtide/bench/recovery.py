@@ -3,6 +3,8 @@
 Each loses a process that holds parameters and trains on. The store's worker resends to the replica; torchrun starts all
 ranks again from a checkpoint; torchft's other replica goes on without the one that died; Ray starts the actor again,
 which reads its checkpoint. torchft and Ray take part where they are installed.
+
+Or process groups alone, whose members change in place as torch can from 2.14 on: gradtide's beside Gloo's.
 """
 
 import importlib.util
@@ -18,8 +20,9 @@ from random import Random
 from statistics import median
 
 import torch
+import torch.distributed as dist
 
-from gradtide.bench.peers.recovery_rivals import CALM_S, HUNG_S, RayActor, Torchft, Torchrun
+from gradtide.bench.peers.recovery_rivals import CALM_S, HUNG_S, ProcessGroup, RayActor, Torchft, Torchrun
 from gradtide.bench.peers.recovery_torchrun import ELEMENTS
 from gradtide.errors import ConfigError
 from gradtide.store.client.store import Store, connect
@@ -45,20 +48,17 @@ class RecoveryResult:
         return sum(seconds >= HUNG_S for seconds in self.seconds)
 
 
-def bench_recovery(kills: int, tell: Callable[[str], None]) -> list[RecoveryResult]:
-    """Each is killed once a round, in turn."""
+def bench_recovery(kills: int, tell: Callable[[str], None], *, groups: bool = False) -> list[RecoveryResult]:
+    """Each is killed once a round, in turn. `groups`: process groups that are reconfigured, instead of stores."""
     if kills < 1:
         raise ConfigError("at least one kill is needed")
+    if groups and not hasattr(dist, "_reconfigure"):
+        raise ConfigError(
+            f"torch {torch.__version__} can't change the members of a group of Gloo's; --groups needs 2.14 or newer"
+        )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gradtide-")))
-        contenders: dict[str, Ours | Torchrun | Torchft | RayActor] = {
-            "gradtide, 1 replica": Ours(),
-            "torchrun, elastic restart": Torchrun(folder / "torchrun"),
-        }
-        if importlib.util.find_spec("torchft"):
-            contenders["torchft, 2 replicas"] = Torchft(folder / "torchft")
-        if importlib.util.find_spec("ray"):
-            contenders["Ray actor, checkpoint"] = RayActor(folder / "ray")
+        contenders = _groups(folder) if groups else _stores(folder)
         found: dict[str, list[float]] = {name: [] for name in contenders}
         for name, contender in contenders.items():
             tell(f"starting {name}")
@@ -68,6 +68,22 @@ def bench_recovery(kills: int, tell: Callable[[str], None]) -> list[RecoveryResu
                 tell(f"kill {i + 1} of {kills}: {name}")
                 found[name].append(contender.kill())
     return [RecoveryResult(name, tuple(seconds)) for name, seconds in found.items()]
+
+
+def _groups(folder: Path) -> dict[str, "Contender"]:
+    return {f"{name} group": ProcessGroup(folder / name, name) for name in ("gradtide", "gloo")}
+
+
+def _stores(folder: Path) -> dict[str, "Contender"]:
+    contenders: dict[str, Contender] = {
+        "gradtide, 1 replica": Ours(),
+        "torchrun, elastic restart": Torchrun(folder / "torchrun"),
+    }
+    if importlib.util.find_spec("torchft"):
+        contenders["torchft, 2 replicas"] = Torchft(folder / "torchft")
+    if importlib.util.find_spec("ray"):
+        contenders["Ray actor, checkpoint"] = RayActor(folder / "ray")
+    return contenders
 
 
 class Ours:
@@ -98,3 +114,6 @@ class Ours:
         seconds = time.monotonic() - begun_s
         self._servers.wait_until_healed(victim.pid)
         return seconds
+
+
+Contender = Ours | Torchrun | Torchft | RayActor | ProcessGroup

@@ -1,9 +1,19 @@
 """A worker's output, cut into whole lines with the worker's mark before each."""
 
+import re
+
 __all__ = ["Lines", "mark"]
 
 # A line that grows beyond this is cut, so that output without line ends can't fill the memory.
 _LONGEST_BYTES = 16 << 20
+# What libraries bound with nanobind (Triton, of torch's CUDA builds) say at the end of a worker: the launcher has told
+# Python to leave alone what was loaded before the fork, and they take that for a leak. Nothing of the worker's own.
+_LEAK = re.compile(rb"nanobind: leaked \d+ \w+!")
+_OF_A_LEAK = (
+    b" - leaked ",
+    b" - ... skipped remainder",
+    b"nanobind: this is likely caused by a reference counting issue",
+)
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of a terminal: cyan, yellow, magenta, green, blue, red
 
 
@@ -21,6 +31,7 @@ class Lines:
         self._before = before
         self._rest: list[bytes] = []
         self._rest_bytes = 0
+        self._in_leak = False  # whether the last line was one of nanobind's about a leak
 
     def feed(self, data: bytes) -> bytes:
         """Whole lines; what comes after the last line end waits for its own."""
@@ -59,4 +70,13 @@ class Lines:
     def _marked(self, text: bytes) -> bytes:
         if b"\r" in text:
             text = b"\n".join(line.rstrip(b"\r").rpartition(b"\r")[2] for line in text.split(b"\n"))
+        if self._in_leak or b"nanobind: " in text:
+            lines = [line for line in text.split(b"\n") if not self._is_of_leak(line)]
+            if not lines:
+                return b""
+            text = b"\n".join(lines)
         return self._before + text.replace(b"\n", b"\n" + self._before) + b"\n"
+
+    def _is_of_leak(self, line: bytes) -> bool:
+        self._in_leak = bool(_LEAK.fullmatch(line)) or (self._in_leak and line.startswith(_OF_A_LEAK))
+        return self._in_leak

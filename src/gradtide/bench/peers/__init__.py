@@ -15,5 +15,6 @@ recovery_rivals.py      how the others of bench recovery are started, killed and
 recovery_torchrun.py    a rank under torchrun
 recovery_torchft.py     a replica of torchft
 recovery_ray.py         the driver of a Ray actor
+recovery_group.py       a rank of a process group whose members change
 launch.py               a worker of bench launch, which says when it is ready
 """

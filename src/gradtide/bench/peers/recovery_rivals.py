@@ -12,10 +12,11 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from gradtide.bench.peers.recovery_group import RANKS
 from gradtide.errors import PeerTimeout
 from gradtide.processes.ready import can_read
 
-__all__ = ["CALM_S", "HUNG_S", "RayActor", "Torchft", "Torchrun", "end_all", "processes_of"]
+__all__ = ["CALM_S", "HUNG_S", "ProcessGroup", "RayActor", "Torchft", "Torchrun", "end_all", "processes_of"]
 
 HUNG_S = 30.0  # whoever is not back by then counts as hung
 CALM_S = 1.0  # of steps before each kill
@@ -133,6 +134,39 @@ class Torchrun:
             self._start()
             return HUNG_S
         return step_s - begun_s
+
+
+class ProcessGroup:
+    """Three ranks in a process group of torch's whose members change in place; new ones for each kill."""
+
+    def __init__(self, folder: Path, backend: str) -> None:
+        self.folder, self._backend, self._kills = folder, backend, 0
+
+    def __enter__(self) -> "ProcessGroup":
+        self.folder.mkdir()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        end_all(self.folder, [])
+
+    def kill(self) -> float:
+        self._kills += 1
+        folder = self.folder / str(self._kills)
+        folder.mkdir()
+        steps, begun_s, quiet = _Steps(folder), time.monotonic(), subprocess.DEVNULL
+        where = str(steps.path), str(folder)
+        command = [sys.executable, "-m", "gradtide.bench.peers.recovery_group", *where, self._backend]
+        ranks = [subprocess.Popen([*command, str(r)], stdout=quiet, stderr=quiet, text=True) for r in range(RANKS)]
+        try:
+            if steps.wait_for(begun_s, _START_S, set()) is None:
+                raise PeerTimeout(f"the ranks of {self._backend} made no step within {_START_S:g} s")
+            steps.wait_for(time.monotonic() + CALM_S, HUNG_S, set())
+            begun_s = time.monotonic()
+            ranks[-1].kill()
+            step_s = steps.wait_for(begun_s, HUNG_S, set(), 10)
+            return HUNG_S if step_s is None else step_s - begun_s
+        finally:
+            end_all(folder, ranks)
 
 
 class Torchft:

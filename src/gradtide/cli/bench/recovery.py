@@ -13,6 +13,9 @@ __all__ = ["recovery"]
 
 def recovery(
     kills: Annotated[int, typer.Option(help="How often each contender is killed")] = 10,
+    groups: Annotated[
+        bool, typer.Option("--groups", help="Process groups whose members change in place, beside Gloo's (torch 2.14)")
+    ] = False,
     output: Annotated[Path | None, typer.Option(help="JSON file  [default: runs/bench-recovery-TIME.json]")] = None,
 ) -> None:
     """Time from SIGKILL to the next step: a store with a replica, torchrun, and torchft and Ray where installed."""
@@ -21,7 +24,7 @@ def recovery(
 
     path = results_path("recovery", output)
     with telling("starting the contenders") as tell:
-        results = bench_recovery(kills, tell)
+        results = bench_recovery(kills, tell, groups=groups)
     rows = []
     for row in results:
         seconds = [f"{s:.3f}" for s in (row.median_s, min(row.seconds), max(row.seconds))]

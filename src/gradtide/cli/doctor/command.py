@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["doctor"]
 
-TESTED_TORCH = "2.13"
+TESTED_TORCH = ("2.13.0", "2.14.1", "2.15.0")
 _REACHED = ("address", "reached", "what was found")
 
 
@@ -78,7 +78,7 @@ def _findings(machine: "Machine", torch_facts: dict[str, Any]) -> dict[str, str]
         "cores": f"{machine.cores} ({machine.cpu})",
         "memory": f"{machine.memory_free_bytes / 2**30:.1f} of {machine.memory_bytes / 2**30:.1f} GiB free",
         "shared memory": f"{machine.shared_memory_bytes / 2**30:.1f} GiB free in /dev/shm",
-        "torch": f"{torch_facts['version']}, {torch_facts['threads']} threads",
+        "torch": f"{torch_facts['version']}, {torch_facts['threads']} threads (tested: {', '.join(TESTED_TORCH)})",
         "backends": ", ".join(name for name, there in torch_facts["backends"].items() if there) or "none",
         "python": f"{machine.python} on {machine.system}",
     }
@@ -102,8 +102,25 @@ def _advice(machine: "Machine", torch_facts: dict[str, Any]) -> list[str]:
         lines.append("This torch has no Gloo: `gradtide bench train` can't run its DDP contender.")
     if machine.memory_free_bytes and machine.memory_free_bytes < 2**30:
         lines.append("Less than 1 GiB of memory is free: each device holds a copy of the model, so use few.")
-    if not torch_facts["version"].startswith(TESTED_TORCH):
-        lines.append(
-            f"gradtide is tested with torch {TESTED_TORCH}; this is {torch_facts['version']}: see constraints.txt."
-        )
-    return lines
+    return lines + _untested(torch_facts["version"])
+
+
+def _untested(version: str) -> list[str]:
+    """Of a torch that no test ran under. A patch of a release that was tested is taken for that."""
+    *known, newest = TESTED_TORCH
+    tested = f"gradtide is tested with torch {', '.join(known)} and {newest}"
+    try:
+        release, oldest, last = (_release(text) for text in (version, TESTED_TORCH[0], newest))
+    except ValueError:
+        return [f"{tested}; this is {version}, of which nothing is known."]
+    if release in map(_release, TESTED_TORCH):
+        return []
+    if release < oldest:
+        return [f"{tested}; this is {version}, which is too old: pip install --upgrade torch."]
+    age = "newer than any of them" if release > last else "another"
+    return [f"{tested}; this is {version}, {age}: if something fails, try pip install torch=={newest}."]
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)

@@ -3,6 +3,8 @@
 starting.py        gradtide.init(): a process group that trainers of others take up
 creating.py        makes the process group that torch asks for, from its store
 process_group.py   the collectives under the names and with the arguments that torch uses
+reconfigure.py     other members for one that stays
+versions.py        what differs between versions of torch
 splitting.py       its parts, each a process group of its own
 shapes.py          torch's lists of tensors as the rows that a Group takes, and back
 sparse.py          all-reduce of sparse tensors
