@@ -106,6 +106,10 @@ def test_the_planner_loads_no_torch():
     assert "torch" not in loaded_after("import gradtide.topology.presets, gradtide.schedule.strategies")
 
 
+def test_data_parallel_is_there_without_numba():
+    assert "numba" not in loaded_after("import gradtide.parallel.data_parallel")
+
+
 def test_every_package_lists_its_files():
     for path in SOURCES:
         if path.name == "__init__.py" and path.parent.name not in ("gradtide", "strategies"):

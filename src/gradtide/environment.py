@@ -10,6 +10,9 @@ from gradtide.errors import ConfigError
 __all__ = ["Environment", "Launch", "extend_environment", "read_environment", "with_root_allowed", "with_variables"]
 
 
+_COMPILING = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX", "NUMBA_OPT")
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """What a launcher (`gradtide run`, torchrun) tells each process of a job."""
@@ -43,6 +46,8 @@ class Environment:
     reports: str = ""  # GRADTIDE_REPORTS: "ray-train:" and a word, in a worker of Ray Train: fit reports there
     ray_address: str = ""  # RAY_ADDRESS: of the Ray cluster to run on, unless another is named
     threads: int | None = None  # OMP_NUM_THREADS
+    compiled_dir: Path | None = None  # NUMBA_CACHE_DIR: where machine code is kept, numba's and ours
+    compiling: tuple[str, ...] = ()  # NUMBA_CPU_NAME and the others by which numba makes other machine code
     colour: bool = True  # unless NO_COLOR is set or TERM is dumb
 
 
@@ -67,6 +72,8 @@ def read_environment() -> Environment:
         reports=os.environ.get("GRADTIDE_REPORTS", ""),
         ray_address=os.environ.get("RAY_ADDRESS", ""),
         threads=int(threads) if threads.isdecimal() else None,
+        compiled_dir=Path(compiled).absolute() if (compiled := os.environ.get("NUMBA_CACHE_DIR")) else None,
+        compiling=tuple(f"{name}={os.environ.get(name, '')}" for name in _COMPILING),
         colour=not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
     )
 

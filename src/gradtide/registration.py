@@ -20,6 +20,9 @@ def register() -> None:
 
 
 def _create(settings: Any, options: Any) -> Any:
-    from gradtide.collective.c10d.creating import create
+    from gradtide.importing import without_collection
+
+    with without_collection():
+        from gradtide.collective.c10d.creating import create
 
     return create(settings, options)

@@ -13,6 +13,8 @@ def test_every_launcher_is_measured_and_rated_against_torchrun():
     assert figures[0].name == "torchrun, Gloo group"
     for figure in figures:
         assert 0 < figure.seconds_min <= figure.seconds <= figure.seconds_max
+        assert (figure.added is None) == figure.name.startswith("Ray")
+        assert figure.added is None or figure.seconds <= figure.added
         assert figure.ratio == pytest.approx(figures[0].seconds / figure.seconds)
     assert len(content(figures, {})["results"]) == len(figures) >= 5
 

@@ -12,8 +12,9 @@ from gradtide.kernels.arithmetic import write_block
 
 def _ir(kernel):
     dispatcher = njit(nogil=True)(kernel.function)
-    dispatcher.compile(kernel.signature.args)
-    return dispatcher.inspect_llvm(kernel.signature.args)
+    words = (types.int64,) * kernel.words
+    dispatcher.compile(words)
+    return dispatcher.inspect_llvm(words)
 
 
 @pytest.mark.parametrize("kernel", [KERNELS.STEP, KERNELS.ALL_REDUCE], ids=["step", "all_reduce"])
@@ -26,7 +27,7 @@ def test_counters_are_read_with_acquire_and_raised_with_release(kernel):
 
 
 def test_no_block_may_reorder_sums_and_each_of_its_loops_is_vectorised():
-    text = cfunc(types.void(*[types.int64] * 6))(write_block(types.float32, Op.SUM)).inspect_llvm()
+    text = cfunc(types.void(*[types.int64] * 6))(write_block("float32", Op.SUM)).inspect_llvm()
     loops = set(re.findall(r"^(vector\.body\S*):", text, re.MULTILINE))
     assert len(loops) == 4, loops
     assert re.search(r"fadd <\d+ x float>", text)
@@ -66,13 +67,49 @@ def test_without_a_cache_that_can_be_written_kernels_are_compiled_and_work():
     _first_kernel(NUMBA_CACHE_DIR="/proc/nowhere")
 
 
-def test_a_damaged_cache_is_compiled_anew(tmp_path):
+@pytest.mark.parametrize("damage", [lambda code: b"rubbish", lambda code: code[:-1] + bytes([code[-1] ^ 1])])
+def test_a_damaged_cache_is_compiled_anew(tmp_path, damage):
     _first_kernel(NUMBA_CACHE_DIR=str(tmp_path))
-    files = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert files
-    for file in files:
-        file.write_bytes(b"rubbish")
+    kept = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    assert kept
+    for file, code in kept.items():
+        file.write_bytes(damage(code))
     _first_kernel(NUMBA_CACHE_DIR=str(tmp_path))
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == kept
+
+
+def test_code_that_was_compiled_for_another_processor_is_not_taken(tmp_path):
+    _first_kernel(NUMBA_CACHE_DIR=str(tmp_path))
+    before = {file for file in tmp_path.rglob("*") if file.is_file()}
+    _first_kernel(NUMBA_CACHE_DIR=str(tmp_path), NUMBA_CPU_NAME="generic")
+    assert before < {file for file in tmp_path.rglob("*") if file.is_file()}
+
+
+def test_a_group_that_finds_its_kernels_on_the_disk_loads_neither_numba_nor_the_planner(tmp_path):
+    program = (
+        "import gc, sys, torch\n"
+        "import torch.distributed as dist\n"
+        "dist.init_process_group('gradtide', init_method='file://' + sys.argv[1], rank=0, world_size=1)\n"
+        "assert gc.isenabled()\n"
+        "dist.all_reduce(torch.ones(4))\n"
+        "dist.destroy_process_group()\n"
+        "print(*sys.modules)\n"
+    )
+    for file in ("compiled", "found"):
+        done = subprocess.run([sys.executable, "-c", program, tmp_path / file], stdout=subprocess.PIPE, check=True)
+    loaded = set(done.stdout.decode().split())
+    assert "gradtide.kernels.machine_code" in loaded
+    assert not loaded & {"numba", "scipy", "gradtide.schedule.plan", "gradtide.topology.files"}
+
+
+def test_a_kernel_called_with_what_it_does_not_take_raises():
+    raised = KERNELS.RAISE.entry
+    with pytest.raises(SystemError):
+        raised(1)
+    with pytest.raises(TypeError):
+        raised(1, "2")
+    with pytest.raises(OverflowError):
+        raised(1, 1 << 64)
 
 
 @pytest.mark.quick

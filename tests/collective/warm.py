@@ -9,7 +9,6 @@ import gradtide.collective.c10d.creating  # noqa: F401
 from gradtide.collective.host.reductions import reduction
 from gradtide.compress import Form, as_compress, pack, powersgd, unpack
 from gradtide.kernels import KERNELS
-from gradtide.kernels.combine import ELEMENTS, combine_for
 
 for kernel in (KERNELS.STEP, KERNELS.ALL_REDUCE, KERNELS.REDUCE, KERNELS.RAISE, KERNELS.SPIN, KERNELS.BEFORE_SLEEP):
     assert kernel.entry
@@ -18,8 +17,8 @@ for kernel in (KERNELS.HAND, KERNELS.EXCHANGE, KERNELS.RESUME_EXCHANGE, KERNELS.
 for dtype in DTYPES:
     for name in reductions_of(dtype):
         assert reduction(name, dtype).blocks is None or all(reduction(name, dtype).blocks)
-for dtype in ELEMENTS:
-    assert combine_for(dtype)
+for kernel in KERNELS.COMBINE.values():
+    assert kernel.entry
 for element in (np.float32, np.float64):  # else each worker of the first test that compresses compiles them for itself
     for codec in (as_compress(name).make() for name in ("int8", "onebit", "topk:0.5")):
         values, form = np.ones(64, element), Form(64, np.dtype(element), 1)

@@ -5,8 +5,8 @@ import torch
 import training
 
 import gradtide
-from gradtide.collective.executors.choose import STRATEGIES
 from gradtide.errors import ConfigError
+from gradtide.schedule.strategies import STRATEGIES
 
 WAYS = {
     "shared parameters": {},

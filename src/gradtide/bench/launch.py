@@ -1,4 +1,9 @@
-"""How long after the command each launcher's workers have torch loaded and have found each other."""
+"""How long after the command each launcher's workers have torch loaded and have found each other, and how long until
+they have first added up: what is put off when a group is made is paid for then.
+
+Python's bytecode is kept, as of what pip installs, whatever the surroundings say: a checkout that is compiled anew at
+each start takes 0.1 s longer.
+"""
 
 import importlib.util
 import os
@@ -13,6 +18,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from gradtide.bench.contender import READY_S, ContenderFailed
+from gradtide.environment import with_variables
 from gradtide.errors import ConfigError
 from gradtide.processes.ready import can_read
 
@@ -20,17 +26,19 @@ __all__ = ["LaunchFigure", "bench_launch", "bench_launch_on_ray"]
 
 _END_S = 10.0
 _PEER = ["-m", "gradtide.bench.peers.launch"]
+_ALONE = {"torch", "ray", "ray-actors"}  # these peers never add up
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchFigure:
-    """Seconds from the command to the last worker's word that it is ready."""
+    """Seconds from the command to the last worker's word that it is ready, and to the end of its first all-reduce."""
 
     name: str
     seconds: float  # median
     seconds_min: float
     seconds_max: float
     ratio: float  # of the first contender's median to this one's: how many times as fast
+    added: float | None = None  # median, until the first all-reduce is over; None: there is no group
 
 
 def bench_launch(workers: int, rounds: int, tell: Callable[[str], None]) -> list[LaunchFigure]:
@@ -77,15 +85,21 @@ def _measure(
     contenders: dict[str, list[str]], workers: int, rounds: int, tell: Callable[[str], None]
 ) -> list[LaunchFigure]:
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    added: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 1):
         names = list(contenders) if number % 2 else list(reversed(contenders))
         for name in names:
             tell(f"round {number} of {rounds}: {name}")
-            took_s = _seconds_until_ready(name, contenders[name], workers)
+            words = [b"ready"] if _peer_of(contenders[name]) in _ALONE else [b"ready", b"added"]
+            took_s = _seconds_until(words, name, contenders[name], workers)
             if number:
-                seconds[name].append(took_s)
+                seconds[name].append(took_s[0])
+                added[name] += took_s[1:]
     first = median(next(iter(seconds.values())))
-    return [LaunchFigure(name, median(s), min(s), max(s), first / median(s)) for name, s in seconds.items()]
+    return [
+        LaunchFigure(name, median(s), min(s), max(s), first / median(s), median(added[name]) if added[name] else None)
+        for name, s in seconds.items()
+    ]
 
 
 def _contenders(workers: int) -> dict[str, list[str]]:
@@ -93,10 +107,10 @@ def _contenders(workers: int) -> dict[str, list[str]]:
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(workers)]
     run = ["-m", "gradtide", "run", "--workers", str(workers)]
     chosen = {
-        "torchrun, Gloo group": [*torchrun, *_PEER, "gloo"],
-        "torchrun, gradtide group": [*torchrun, *_PEER, "gradtide"],
+        "torchrun, Gloo group": [*torchrun, *_PEER, "process-group", "gloo"],
+        "torchrun, gradtide group": [*torchrun, *_PEER, "process-group", "gradtide"],
         "gradtide run, gradtide group": [*run, *_PEER, "gradtide"],
-        "gradtide run, Gloo group": [*run, *_PEER, "gloo"],
+        "gradtide run, Gloo group": [*run, *_PEER, "process-group", "gloo"],
         "gradtide run --no-preload, gradtide group": [*run, "--no-preload", *_PEER, "gradtide"],
     }
     if importlib.util.find_spec("ray"):
@@ -104,13 +118,13 @@ def _contenders(workers: int) -> dict[str, list[str]]:
     return chosen
 
 
-def _seconds_until_ready(name: str, arguments: list[str], workers: int) -> float:
-    """In an empty folder: that of a job on Ray travels to its nodes."""
+def _seconds_until(words: list[bytes], name: str, arguments: list[str], workers: int) -> list[float]:
+    """Until all workers have said each word. In an empty folder: that of a job on Ray travels to its nodes."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, _started([sys.executable, *arguments], folder) as process:
         assert process.stdout is not None
-        output, took_s = b"", 0.0
-        while output.count(b"ready") < workers:
+        output, reached = b"", list[float]()
+        while len(reached) < len(words):
             waited_s = READY_S - (time.perf_counter() - started)
             readable = can_read([process.stdout], waited_s)
             piece = os.read(process.stdout.fileno(), 4096) if readable else b""
@@ -120,14 +134,22 @@ def _seconds_until_ready(name: str, arguments: list[str], workers: int) -> float
                     f"{name}: its workers were not ready within {took_s:.0f} s; try the command by hand"
                 )
             output += piece
-    return took_s
+            reached += [took_s for word in words[len(reached) :] if output.count(word) >= workers]
+    return reached
+
+
+def _peer_of(arguments: list[str]) -> str:
+    return arguments[arguments.index(_PEER[-1]) + 1]
 
 
 @contextmanager
 def _started(command: list[str], folder: str) -> Iterator[subprocess.Popen[bytes]]:
     """In a session of its own: a terminal's Ctrl-C reaches us alone, and it then ends what it has started."""
     quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
-    process = subprocess.Popen(command, stdin=quiet, stdout=pipe, stderr=quiet, cwd=folder, start_new_session=True)
+    around = with_variables({"PYTHONDONTWRITEBYTECODE": ""})
+    process = subprocess.Popen(
+        command, stdin=quiet, stdout=pipe, stderr=quiet, cwd=folder, env=around, start_new_session=True
+    )
     with process:
         try:
             yield process

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gradtide.collective.executors.execute import execute_in_process
 from gradtide.collective.executors.in_process import check_strategy, sum_over_devices
+from gradtide.importing import without_collection
 from gradtide.linux import require_linux
 
 if TYPE_CHECKING:
@@ -31,4 +32,5 @@ def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'gradtide.collective' has no attribute {name!r}")
     require_linux(f"gradtide.collective.{name}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    with without_collection():
+        return getattr(importlib.import_module(_LAZY[name]), name)

@@ -11,8 +11,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit
-from numba.core.errors import NumbaWarning
 
 __all__ = ["Array", "CodecKernel", "Element", "element_of"]
 
@@ -58,6 +56,9 @@ class CodecKernel:
 def _compiled(write: Callable[[Element], Callable[..., Any]], element: Element) -> Callable[..., Any]:
     function = write(element)
     function.__qualname__ = f"{write.__module__.rpartition('.')[2]}_{write.__name__}_{element.width}"
+    from numba import njit  # a third of a second, if a job makes gradients smaller at all
+    from numba.core.errors import NumbaWarning
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NumbaWarning)
         try:

@@ -10,9 +10,11 @@ handing.py       what ranks of a host hand each other through the slots, added u
 sockets.py       system calls on sockets that never wait
 exchange.py      an exchange between hosts: all links at once, added up while the rest arrives
 transfer.py      messages between hosts: several streams at once, each one way
-compiled.py      compiles all that when first asked for, or loads it from the disk
-masks.py         which elements of a value dropout keeps
 combine.py       the pass that adds up what ranks handed over, for parameters in shared memory
+compiled.py      all that, as Python calls it: compiled when first asked for, or loaded from the disk
+machine_code.py  machine code on the disk, and how it is loaded without numba
+compiling.py     machine code that does without numba, made by numba
+masks.py         which elements of a value dropout keeps
 """
 
 from gradtide.kernels.compiled import KERNELS, blocks_of

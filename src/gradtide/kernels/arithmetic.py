@@ -98,13 +98,14 @@ _COMPUTE: dict[int, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-def write_block(element: Any, op: int) -> Callable[..., None]:
-    """The function for elements of a numba type, still to be compiled.
+def write_block(name: str, op: int) -> Callable[..., None]:
+    """The function for elements of the numba type of this name, still to be compiled.
 
     It computes target = left op right; if `also` is given, target is left and the result goes to right as well. Nothing
     may overlap in another way. LLVM's vector code asks whether arrays overlap and goes one by one if they do; of one
     array it need not ask, so the cases in which two are the same have loops of their own.
     """
+    element: Any = getattr(types, name)
     compute, wide = _COMPUTE[op], types.float64 if element == types.float64 else types.float32
 
     def block(target: Any, left: Any, right: Any, also: Any, count: Any, divisor: Any) -> None:

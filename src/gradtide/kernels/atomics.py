@@ -19,6 +19,7 @@ __all__ = [
     "call_block",
     "copy",
     "core",
+    "double_of_bits",
     "fence",
     "float_of_bits",
     "give_way",
@@ -144,6 +145,14 @@ def float_of_bits(context: Any, bits: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.uint32), generate
+
+
+@intrinsic
+def double_of_bits(context: Any, bits: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.int64), generate
 
 
 @intrinsic

@@ -5,64 +5,69 @@ cache for the optimizer; and where the first other rank's gradient lay, the old 
 finished on all ranks. (Torch's own operations, one after the other, took 5 to 10 % of a training step more.)
 """
 
-import warnings
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from numba import njit, types
-from numba.core.errors import NumbaWarning
+from numba import carray, types
 
-__all__ = ["ELEMENTS", "combine_for"]
+from gradtide.kernels.atomics import double_of_bits, pointer
+
+__all__ = ["write_combine"]
 
 _BLOCK = 2048  # elements: what is read and written at a time stays in the first-level cache
-ELEMENTS = {torch.float32: types.float32, torch.float64: types.float64}
-_compiled: dict[torch.dtype, Any] = {}
 
 
-def _combine(own: Any, inbox: Any, row: Any, values: Any, at: Any, rank: Any, ranks: Any, weight: Any, out: Any) -> Any:
-    """own: this rank's gradient, not weighed yet. inbox: a row for each other rank, in rank order, already weighed.
+def write_combine(name: str) -> Callable[..., int]:
+    """The function for elements of the numba type of this name, still to be compiled.
 
-    `at` is where these elements lie in a row and in `values`; the old values are kept in the first row.
+    own: where this rank's gradient lies, not weighed yet; `weight` is a float64's bits. inbox: where a row of elements
+    for each other rank does, in rank order, already weighed. `at` is where these `count` elements lie in a row and in
+    `values`; the old values are kept in the first row.
     """
-    for begin in range(0, own.shape[0], _BLOCK):
-        length = min(_BLOCK, own.shape[0] - begin)
-        # Slices that begin at 0: numba does not make vector code of an index that it can't prove to be positive.
-        target, mine = out[begin : begin + length], own[begin : begin + length]
-        old, kept = values[at + begin : at + begin + length], inbox[at + begin : at + begin + length]
-        if ranks == 2:  # the sum does not depend on the order of two, and all of it is one loop
+    element: Any = getattr(types, name)
+    item = element.bitwidth // 8
+
+    def combine(
+        own: Any,
+        inbox: Any,
+        row: Any,
+        values: Any,
+        at: Any,
+        rank: Any,
+        ranks: Any,
+        weight: Any,
+        count: Any,
+        out: Any,
+    ) -> int:
+        zero, by = element(0), element(double_of_bits(weight))
+        for begin in range(0, count, _BLOCK):
+            length = min(_BLOCK, count - begin)
+            target = carray(pointer(out + begin * item, zero), length)
+            mine = carray(pointer(own + begin * item, zero), length)
+            old = carray(pointer(values + (at + begin) * item, zero), length)
+            kept = carray(pointer(inbox + (at + begin) * item, zero), length)
+            if ranks == 2:  # the sum does not depend on the order of two, and all of it is one loop
+                for i in range(length):
+                    target[i] = kept[i] + mine[i] * by
+                    kept[i] = old[i]
+                continue
+            for source in range(ranks):
+                first = (source if source < rank else source - 1) * row + at + begin
+                theirs = carray(pointer(inbox + first * item, zero), length)
+                if source == rank and source == 0:
+                    for i in range(length):
+                        target[i] = mine[i] * by
+                elif source == rank:
+                    for i in range(length):
+                        target[i] += mine[i] * by
+                elif source == 0:
+                    for i in range(length):
+                        target[i] = theirs[i]
+                else:
+                    for i in range(length):
+                        target[i] += theirs[i]
             for i in range(length):
-                target[i] = kept[i] + mine[i] * weight
                 kept[i] = old[i]
-            continue
-        for source in range(ranks):
-            first = (source if source < rank else source - 1) * row + at + begin
-            theirs = inbox[first : first + length]
-            if source == rank and source == 0:
-                for i in range(length):
-                    target[i] = mine[i] * weight
-            elif source == rank:
-                for i in range(length):
-                    target[i] += mine[i] * weight
-            elif source == 0:
-                for i in range(length):
-                    target[i] = theirs[i]
-            else:
-                for i in range(length):
-                    target[i] += theirs[i]
-        for i in range(length):
-            kept[i] = old[i]
+        return 0
 
-
-def combine_for(dtype: torch.dtype) -> Any:
-    """The compiled function for elements of this dtype, loaded from numba's cache on disk where there is one."""
-    if dtype not in _compiled:
-        element, whole = ELEMENTS[dtype], types.int64
-        array = types.Array(element, 1, "C")
-        signature = types.void(array, array, whole, array, whole, whole, whole, element, array)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NumbaWarning)
-            try:
-                _compiled[dtype] = njit(signature, nogil=True, cache=True)(_combine)
-            except Exception:  # a cache that can't be written costs the seconds of a compilation, never the run
-                _compiled[dtype] = njit(signature, nogil=True)(_combine)
-    return _compiled[dtype]
+    return combine

@@ -11,7 +11,6 @@ from gradtide.collective.groups.device_group import DeviceGroup
 from gradtide.compress import AUTO
 from gradtide.errors import ConfigError
 from gradtide.events import Emit
-from gradtide.kernels.combine import ELEMENTS
 from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync.alone import Alone
 from gradtide.sync.compressed import CompressedReduce, Compression, LeftToOne
@@ -24,7 +23,7 @@ from gradtide.sync.local.progress import WindowProgress, gather_progress
 from gradtide.sync.local.smaller import SmallerChanges, decide_for_meetings
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import Servers, ServersWay
-from gradtide.sync.shared.way import SharedParameters
+from gradtide.sync.shared.way import ELEMENTS, SharedParameters
 from gradtide.sync.state import compare_models, share_buffers, share_state
 from gradtide.sync.trained import Trained, needs_closure
 from gradtide.sync.ways import Way

@@ -1,25 +1,31 @@
-"""A worker that says when it is ready: torch is loaded, and the others are found. Or Ray's driver of such workers."""
+"""A worker that says when it is ready: torch is loaded, and the others are found; and when it has added up with them
+for the first time. Or Ray's driver of such workers."""
 
 import sys
 
 __all__ = ["main"]
 
 
-def _gloo() -> None:
+def _process_group(backend: str) -> None:
+    import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    dist.init_process_group(backend)
     print("ready", flush=True)
+    dist.all_reduce(torch.ones(1))
+    print("added", flush=True)
     dist.destroy_process_group()
 
 
 def _gradtide() -> None:
-    import torch  # noqa: F401
+    import torch
 
     from gradtide.collective import Group
 
-    Group.from_environment()
-    print("ready", flush=True)
+    with Group.from_environment() as group:
+        print("ready", flush=True)
+        group.all_reduce(torch.ones(1))
+        print("added", flush=True)
 
 
 def _torch() -> None:
@@ -69,8 +75,8 @@ def main(arguments: list[str]) -> None:
         _ray_actors(int(rest[0]), rest[1])
     elif kind == "torch":
         _torch()
-    elif kind == "gloo":
-        _gloo()
+    elif kind == "process-group":
+        _process_group(rest[0])
     else:
         _gradtide()
 

@@ -39,8 +39,8 @@ def launch(
         return
     rows = []
     for figure in figures:
-        numbers = figure.seconds, figure.seconds_min, figure.seconds_max, figure.ratio
-        rows.append((figure.name, *(f"{number:.2f}" for number in numbers)))
+        numbers = figure.seconds, figure.seconds_min, figure.seconds_max, figure.added, figure.ratio
+        rows.append((figure.name, *("" if number is None else f"{number:.2f}" for number in numbers)))
     title = f"{workers} workers ready, median of {rounds} rounds"
-    print_table(("", "s", "min", "max", f"x {figures[0].name}"), rows, title)
+    print_table(("", "s", "min", "max", "first sum", f"x {figures[0].name}"), rows, title)
     say_written(path)

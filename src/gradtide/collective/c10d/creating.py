@@ -12,7 +12,6 @@ from gradtide.collective.groups.group import Group
 from gradtide.collective.groups.joining import address_seen
 from gradtide.environment import read_environment
 from gradtide.errors import GradtideError
-from gradtide.topology.files import topology_named
 from gradtide.topology.model import NodeKind, Topology
 
 __all__ = ["create"]
@@ -69,6 +68,8 @@ def _topology(options: Any) -> Topology | None:
         return given
     if not isinstance(given, str | Path):
         raise BadArgument(f"pg_options of gradtide is a topology or the name of one, not a {type(given).__name__}")
+    from gradtide.topology.files import topology_named  # every format that people have
+
     return topology_named(str(given))
 
 

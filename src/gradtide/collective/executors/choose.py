@@ -1,4 +1,7 @@
-"""From what a user calls a strategy to a schedule: by name, from a file, ready-made, or the best of all."""
+"""From what a user calls a strategy to a schedule: by name, from a file, ready-made, or the best of all.
+
+The planner is imported when it is asked: a tenth of a second, that most groups never need.
+"""
 
 from itertools import permutations
 from pathlib import Path
@@ -6,10 +9,6 @@ from pathlib import Path
 from gradtide.calling import meant
 from gradtide.errors import ConfigError, ScheduleError
 from gradtide.schedule.model import Schedule
-from gradtide.schedule.plan import plan, request_for
-from gradtide.schedule.request import NotApplicable
-from gradtide.schedule.serialize import schedule_from_json
-from gradtide.schedule.strategies import STRATEGIES
 from gradtide.topology.model import Link, Node, NodeKind, Topology
 
 __all__ = ["Strategy", "check_name", "choose", "nominal_topology"]
@@ -25,6 +24,8 @@ def choose(strategy: Strategy, topology: Topology, size_bytes: int) -> Schedule:
     if isinstance(strategy, Schedule):
         return strategy
     if isinstance(strategy, Path):
+        from gradtide.schedule.serialize import schedule_from_json
+
         try:
             return schedule_from_json(strategy.read_bytes(), str(strategy))
         except OSError as error:
@@ -32,6 +33,10 @@ def choose(strategy: Strategy, topology: Topology, size_bytes: int) -> Schedule:
     check_name(strategy)
     if len(topology.nodes) == 1:  # nobody to plan with
         return Schedule(strategy, "all_reduce", (topology.nodes[0].name,), 1, (1,), ())
+    from gradtide.schedule.plan import plan, request_for
+    from gradtide.schedule.request import NotApplicable
+    from gradtide.schedule.strategies import STRATEGIES
+
     if strategy == "auto":
         table = plan(topology, max(1, size_bytes)).table
         even = [found for found in table if found.seconds <= _EVEN * table[0].seconds]
@@ -44,6 +49,8 @@ def choose(strategy: Strategy, topology: Topology, size_bytes: int) -> Schedule:
 
 def check_name(strategy: str) -> None:
     """Refuses a name that no strategy has."""
+    from gradtide.schedule.strategies import STRATEGIES
+
     if strategy != "auto" and strategy not in STRATEGIES:
         near = meant(strategy, STRATEGIES)
         raise ConfigError(f"no strategy is called {strategy!r}{near}; there are auto, {', '.join(sorted(STRATEGIES))}")

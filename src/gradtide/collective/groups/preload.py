@@ -1,4 +1,4 @@
-"""What a process that makes workers by fork loads for all of them: torch, numba, and the kernels that joining needs."""
+"""What a process that makes workers by fork loads for all of them: torch, and the kernels that joining needs."""
 
 import contextlib
 import sys
@@ -9,7 +9,7 @@ __all__ = ["load"]
 
 
 def load() -> None:
-    """Starts no thread. What is compiled or read from numba's cache here is there in every worker."""
+    """Starts no thread. What is compiled or read from the disk here is there in every worker."""
     with _nobody_asks_for_scipy():
         from gradtide.kernels import KERNELS
 
@@ -19,7 +19,8 @@ def load() -> None:
 
 @contextlib.contextmanager
 def _nobody_asks_for_scipy() -> Iterator[None]:
-    """numba imports scipy.linalg (0.26 s, and threads of its own) only to see that it is there. It is: we need it."""
+    """numba, which compiles where there are no kernels yet, imports scipy.linalg (0.26 s, and threads of its own) only
+    to see that it is there. It is: we need it."""
     name = "scipy.linalg.cython_blas"
     stand_in = ModuleType(name)
     there = sys.modules.setdefault(name, stand_in)

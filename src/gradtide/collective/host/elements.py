@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import torch
-from numba import types
 
 from gradtide.kernels import Op, blocks_of
 
@@ -22,16 +21,16 @@ _CODES = {
 # torch computes on booleans with logic: a sum is "any", a product is "all".
 _BOOL_CODES = _CODES | {"sum": Op.BOR, "max": Op.BOR, "min": Op.BAND, "product": Op.BAND}
 
-_ELEMENTS = {
-    torch.float32: types.float32,
-    torch.float64: types.float64,
-    torch.bfloat16: types.uint16,  # see kernels/arithmetic.py: uint16 stands for bfloat16
-    torch.int8: types.int8,
-    torch.uint8: types.uint8,
-    torch.bool: types.uint8,
-    torch.int16: types.int16,
-    torch.int32: types.int32,
-    torch.int64: types.int64,
+_ELEMENTS = {  # as numba names them
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.bfloat16: "uint16",  # see kernels/arithmetic.py: uint16 stands for bfloat16
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.bool: "uint8",
+    torch.int16: "int16",
+    torch.int32: "int32",
+    torch.int64: "int64",
 }
 
 
@@ -50,7 +49,7 @@ def blocks_for(reduction: str, dtype: torch.dtype) -> Blocks | None:
         return None
     op = (_BOOL_CODES if dtype == torch.bool else _CODES)[reduction]
     if op in (Op.BAND, Op.BOR, Op.BXOR):
-        element, item_bytes = types.uint8, 1
-    elif op in (Op.SUM, Op.PRODUCT) and element == types.int8:
-        element = types.uint8
+        element, item_bytes = "uint8", 1
+    elif op in (Op.SUM, Op.PRODUCT) and element == "int8":
+        element = "uint8"
     return Blocks(*blocks_of(element, op), item_bytes)

@@ -9,6 +9,7 @@ share; they meet again, and the step is finished. Until then the old values are 
 was, piece by piece, and `begun` says how far each rank is: a step that a rank did not live to finish can be undone.
 """
 
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor
 from gradtide.collective import Group
 from gradtide.errors import ConfigError
 from gradtide.events import Emit, GradientsSynchronised, LinksPlanned, Waiting
-from gradtide.kernels.combine import combine_for
+from gradtide.kernels import KERNELS
 from gradtide.sync.in_group import InGroup
 from gradtide.sync.shared.flat import FlatRun, lay_out
 from gradtide.sync.shared.pieces import PIECE_ELEMENTS, Stepper, StepPiece
@@ -28,12 +29,14 @@ from gradtide.sync.state import DIGEST_BYTES, Options
 from gradtide.sync.trained import Trained
 from gradtide.sync.watching.guard import Guard, StateKeeper
 
-__all__ = ["SharedParameters"]
+__all__ = ["ELEMENTS", "SharedParameters"]
 
 _HELD = (
     "with shared parameters the optimizer's state is in memory of all workers; read it by optimizer.state_dict(), "
     "change it by load_state_dict(), or make the model with share_parameters=False"
 )
+ELEMENTS = {torch.float32: "float32", torch.float64: "float64"}  # and what their kernel is called
+_FLOAT64, _WORD = struct.Struct("d"), struct.Struct("q")
 _STEP_BITS = 24  # of `begun`: how many pieces; above them, of which step
 
 
@@ -60,9 +63,8 @@ class SharedParameters(InGroup):
         self._options = Options(trained)
         self._digests = group.common_tensor((group.size, DIGEST_BYTES), torch.uint8)
         self._scratch = torch.zeros(PIECE_ELEMENTS + 64, dtype=self._dtype)
-        self._zeros = np.zeros(PIECE_ELEMENTS + 64, self._scratch.numpy().dtype)
-        self._kernel = combine_for(self._dtype)
-        self._arrays = self._values.numpy(), self._inbox.numpy(), self._scratch.numpy()
+        self._zeros = torch.zeros_like(self._scratch)
+        self._kernel = KERNELS.COMBINE[ELEMENTS[self._dtype]].entry
         self._finished, self._updating = 0, False  # steps
         if trained.optimizer.state:
             self._load_state()
@@ -198,20 +200,23 @@ class SharedParameters(InGroup):
             self._stepper.step(piece, self._scratch[:length])
 
     def _combine(self, piece: StepPiece, weights: Sequence[float]) -> None:
-        values, inbox, scratch = self._arrays
+        inbox, row, values = self._inbox.data_ptr(), self._flat.total, self._values.data_ptr()
+        rank, ranks, item = self._rank, self._ranks, self._dtype.itemsize
         if piece.has_gaps:
-            scratch[: piece.end - piece.begin] = 0
+            self._scratch[: piece.end - piece.begin] = 0
         for part in piece.parts:
+            own = self._own(part)  # held until the call is over: it may be a copy
+            (weight,) = _WORD.unpack(_FLOAT64.pack(weights[part.index]))
+            out = self._scratch.data_ptr() + (part.begin - piece.begin) * item
             count = part.end - part.begin
-            out = scratch[part.begin - piece.begin : part.end - piece.begin]
-            own, row, weight = self._own(part, count), self._flat.total, weights[part.index]
-            self._kernel(own, inbox, row, values, part.begin, self._rank, self._ranks, weight, out)
+            self._kernel(own.data_ptr(), inbox, row, values, part.begin, rank, ranks, weight, count, out)
 
-    def _own(self, part: FlatRun, count: int) -> Any:
+    def _own(self, part: FlatRun) -> Tensor:
         gradient = self._trained.parameters[part.index].grad
         if gradient is None:
-            return self._zeros[:count]
-        return gradient.reshape(-1).numpy()[part.offset : part.offset + count]
+            return self._zeros[: part.end - part.begin]
+        # As it reads: the imaginary part of a conjugate lies in memory as its negative.
+        return gradient.resolve_neg().reshape(-1)[part.offset : part.offset + part.end - part.begin]
 
     # --- where things lie ---
 
