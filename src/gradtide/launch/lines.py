@@ -13,6 +13,7 @@ _OF_A_LEAK = (
     b" - leaked ",
     b" - ... skipped remainder",
     b"nanobind: this is likely caused by a reference counting issue",
+    b"See https://nanobind.readthedocs.io/",
 )
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of a terminal: cyan, yellow, magenta, green, blue, red
 
