@@ -210,7 +210,7 @@ def test_samples_that_look_at_those_before_them_are_refused():
         def forward(self, x):
             return self.b(self.a(x).cumsum(0))
 
-    with pytest.raises(ConfigError, match="cumsum makes cumsum of all samples together"):
+    with pytest.raises(ConfigError, match="cumsum makes something else of a sample when other samples are beside it"):
         trace(Running(), X[:4])
 
 

@@ -91,12 +91,12 @@ def _traced(model: nn.Module, example: Example) -> Traced:
     return graph, constants
 
 
-def in_mode(roots: Sequence[nn.Module], training: bool, action: Callable[[], T]) -> T:
-    """What an action gives while modules are in training or in evaluation."""
+def in_mode(roots: Sequence[nn.Module], training: bool | Callable[[nn.Module], bool], action: Callable[[], T]) -> T:
+    """What an action gives while modules are in training or in evaluation, each as this says."""
     modes = [(module, module.training) for root in roots for module in root.modules()]
     try:
         for module, _ in modes:
-            module.training = training
+            module.training = training if isinstance(training, bool) else training(module)
         return action()
     finally:
         for module, mode in modes:
