@@ -84,7 +84,7 @@ def _refuse_in_training(chain: Chain, batch: Mapping[str, Tensor]) -> None:
         for part in unit.module.modules():
             if isinstance(part, nn.modules.dropout._DropoutNd):
                 part.training = False
-        before = {name: buffer.clone() for name, buffer in unit.module.named_buffers()}
+        before = {name: (buffer.clone(), buffer._version) for name, buffer in unit.module.named_buffers()}
         reads = {name: values[name].clone() for name in unit.reads}
         state = torch.get_rng_state()
         with RandomWatch() if _on_meta(unit, reads) else nullcontext() as watch:
@@ -98,6 +98,7 @@ def _refuse_in_training(chain: Chain, batch: Mapping[str, Tensor]) -> None:
         if changed & own:
             raise ConfigError(f"{unit.name} runs a batch norm that ran before: it would have its statistics twice")
         changed |= own
+        before = {name: (buffer.clone(), buffer._version) for name, buffer in unit.module.named_buffers()}
         _refuse_moods(chain, unit, reads, made)
         _restore_buffers(unit, before)
         values |= made
@@ -123,12 +124,13 @@ def _run_alone(chain: Chain, unit: Unit, values: Mapping[str, Tensor]) -> dict[s
         raise ConfigError(f"{unit.name} can't be run on what comes before it: {said}; {hint}") from error
 
 
-def _restore_buffers(unit: Unit, before: Mapping[str, Tensor]) -> set[str]:
-    """The names of those that were changed. Refuses statistics of its own: of micro-batches they would be others."""
+def _restore_buffers(unit: Unit, before: Mapping[str, tuple[Tensor, int]]) -> set[str]:
+    """The names of those that were changed, if only to what they were. Refuses statistics of its own: of micro-batches they would be others."""
     owners, changed = dict(unit.module.named_modules()), set[str]()
     for name, buffer in unit.module.named_buffers():
-        same = buffer.is_meta or _same(buffer, before[name])
-        buffer.copy_(before[name])
+        value, version = before[name]
+        same = buffer.is_meta or (_same(buffer, value) and buffer._version == version)
+        buffer.copy_(value)
         if same:
             continue
         if not isinstance(owners[name.rpartition(".")[0]], nn.modules.batchnorm._BatchNorm):
