@@ -18,7 +18,7 @@ from gradtide.parallel.split.cut.exactness import BatchNormChoice
 from gradtide.parallel.split.planning import PlanningWishes, plan_chain
 from gradtide.parallel.split.run.engine import SplitEngine
 from gradtide.parallel.split.run.first_values import is_on_meta
-from gradtide.parallel.split.run.optimizer import check_optimizer_state
+from gradtide.parallel.split.run.optimizer import check_optimizer_state, steps_by_rounding
 from gradtide.parallel.split.run.setting_up import (
     SplitRequest,
     agree_on_layout,
@@ -367,7 +367,15 @@ class ModelParallel:
         """How the model is split."""
         if self._engine is None:
             return "the model is split with its first batch"
-        return describe_layout(self._engine.layout) if self.plan is None else self.plan.explain()
+        said = describe_layout(self._engine.layout) if self.plan is None else self.plan.explain()
+        rounded = self._engine.chain.rounded
+        if not rounded or not steps_by_rounding(self.optimizer):
+            return said
+        more = f" and {len(rounded) - 1} more" if len(rounded) > 1 else ""
+        return (
+            f"{said}. Not equal to one device: {rounded[0]}{more}, whose gradient is nothing but rounding, which "
+            f"{type(self.optimizer).__name__} divides by its own size; the outputs don't depend on it"
+        )
 
     def give_back(self) -> None:
         """Gives the wrapped model and its optimizer back what devices hold of them. All ranks call it."""

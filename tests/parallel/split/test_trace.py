@@ -420,7 +420,7 @@ def test_noise_from_a_generator_of_its_own_is_refused_also_by_hand():
         def forward(self, x):
             return x + torch.rand(x.shape, generator=self.generator) if self.training else x
 
-    with pytest.raises(ConfigError, match="draws from a torch.Generator"):
+    with pytest.raises(ConfigError, match=r"draws from a torch\.Generator"):
         trace(nn.Sequential(nn.Linear(4, 4), Noise()), torch.rand(5, 4), cuts=["1"])
     with torch.device("meta"), pytest.raises(ConfigError, match="random numbers"):
         trace(nn.Sequential(nn.Linear(4, 4), nn.RReLU()), torch.rand(5, 4))

@@ -52,7 +52,7 @@ def checked(chain: Chain, model: nn.Module, example: Example) -> Chain:
         found = {n: in_mode(roots, False, partial(_compared, chain, model, example, batches[n])) for n in sizes}
         refuse_mixing(chain, {n: values for n, (values, _) in found.items()})
         two = on_device_of(model, example.first(2))
-        in_mode(roots, False, partial(refuse_other_gradients, chain, model, example, two))
+        rounded = in_mode(roots, False, partial(refuse_other_gradients, chain, model, example, two))
         in_mode(roots, trains, partial(refuse_looking, chain, few))
     structure = found[sizes[0]][1]
     return replace(
@@ -61,6 +61,7 @@ def checked(chain: Chain, model: nn.Module, example: Example) -> Chain:
         rowless=rowless_names({n: values for n, (values, _) in found.items()}),
         example_shapes={name: tuple(tensor.shape) for name, tensor in example.tensors.items()},
         example_rest=example.rest,
+        rounded=rounded,
     )
 
 
@@ -125,7 +126,8 @@ def _run_alone(chain: Chain, unit: Unit, values: Mapping[str, Tensor]) -> dict[s
 
 
 def _restore_buffers(unit: Unit, before: Mapping[str, tuple[Tensor, int]]) -> set[str]:
-    """The names of those that were changed, if only to what they were. Refuses statistics of its own: of micro-batches they would be others."""
+    """The names of those that were changed, if only to what they were. Refuses statistics of its own, which would be
+    others of micro-batches."""
     owners, changed = dict(unit.module.named_modules()), set[str]()
     for name, buffer in unit.module.named_buffers():
         value, version = before[name]
