@@ -2,6 +2,7 @@
 
 import copy
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -214,6 +215,79 @@ def test_samples_that_look_at_those_before_them_are_refused():
 
     with pytest.raises(ConfigError, match="cumsum makes something else of a sample when other samples are beside it"):
         trace(Running(), X[:4])
+
+
+# --- read elsewhere than in numbers of the module ---
+
+STEPS, SCALES, PLACES = 0, [1.0], iter(range(1000))
+
+
+class Elsewhere(Scaled):
+    """Reads what `read` says: in containers and options that it has, in its class, in globals."""
+
+    times = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.listed, self.named, self.log = [1.0], {"scale": 1.0}, []
+        self.options = SimpleNamespace(scale=1.0)
+
+
+def steps_of_a_global(self):
+    global STEPS
+    STEPS += 1
+    return 1.0 + STEPS
+
+
+def steps_of_a_class(self):
+    type(self).times += 1
+    return self.times
+
+
+READS = {
+    "listed": (lambda self: self.listed[0], lambda net: net.listed.__setitem__(0, 3.0)),
+    "named": (lambda self: self.named["scale"], lambda net: net.named.update(scale=3.0)),
+    "options": (lambda self: self.options.scale, lambda net: setattr(net.options, "scale", 3.0)),
+    "Elsewhere.times": (lambda self: self.times, lambda net: setattr(Elsewhere, "times", 3.0)),
+    "test_unnoticed.SCALES": (lambda self: SCALES[0], lambda net: SCALES.__setitem__(0, 3.0)),
+}
+KEEPS = {
+    "listed": lambda self: self.listed.append(1.0) or float(len(self.listed)),
+    "named": lambda self: self.named.update(scale=self.named["scale"] + 1) or self.named["scale"],
+    "options": lambda self: setattr(self.options, "scale", self.options.scale + 1) or self.options.scale,
+    "test_unnoticed.STEPS": steps_of_a_global,
+    r"\w+.times": steps_of_a_class,
+    "test_unnoticed.PLACES": lambda self: 1.0 + next(PLACES),
+}
+
+
+def that_reads(read):
+    return type("Reads", (Elsewhere,), {"read": read, "forward": lambda s, x: Scaled.forward(s, x) * s.read()})()
+
+
+@pytest.mark.parametrize("told", READS)
+def test_what_a_forward_reads_elsewhere_is_noticed_when_it_changes(told, monkeypatch):
+    monkeypatch.setattr(Elsewhere, "times", 1.0)
+    monkeypatch.setitem(globals(), "SCALES", [1.0])
+    read, change = READS[told]
+    net = that_reads(read)
+    model = stepped(net)
+    net.log.append(model.step(X, Y, F.cross_entropy))  # which no forward reads
+    model.step(X, Y, F.cross_entropy)
+    change(net)
+    with pytest.raises(ConfigError, match=f"since the model was split {told} was"):
+        model.step(X, Y, F.cross_entropy)
+    model.close()
+
+
+@pytest.mark.parametrize("told", KEEPS)
+def test_what_a_forward_keeps_elsewhere_is_refused_and_is_as_it_was(told, monkeypatch):
+    monkeypatch.setattr(Elsewhere, "times", 1.0)
+    net = that_reads(KEEPS[told])
+    before = STEPS, list(net.listed), dict(net.named), net.options.scale
+    with pytest.raises(ConfigError, match=f"in the model's forward {told} was"):
+        trace(net, X[:4])
+    assert (STEPS, net.listed, net.named, net.options.scale) == before
 
 
 # --- drawn from call to call ---
