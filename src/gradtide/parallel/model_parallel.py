@@ -18,7 +18,7 @@ from gradtide.parallel.split.cut.exactness import BatchNormChoice
 from gradtide.parallel.split.planning import PlanningWishes, plan_chain
 from gradtide.parallel.split.run.engine import SplitEngine
 from gradtide.parallel.split.run.first_values import is_on_meta
-from gradtide.parallel.split.run.optimizer import check_optimizer_state
+from gradtide.parallel.split.run.optimizer import check_optimizer_state, steps_by_rounding
 from gradtide.parallel.split.run.setting_up import (
     SplitRequest,
     agree_on_layout,
@@ -28,9 +28,10 @@ from gradtide.parallel.split.run.setting_up import (
     given_layout,
     restore,
 )
+from gradtide.parallel.split.run.shaping import finest_parts
 from gradtide.parallel.split.run.speaking.places import DevicesPlace, InProcess, InThreads
 from gradtide.parallel.split.run.whole import WholeNames, check_state
-from gradtide.parallel.split.trace import trace
+from gradtide.parallel.split.trace import refuse_parts, trace
 from gradtide.parallel.split.units import Chain
 from gradtide.parallel.split.wrapped import WrappedModel
 from gradtide.schedule.step.layout import Layout
@@ -235,8 +236,11 @@ class ModelParallel:
         try:
             if self._request.is_automatic:
                 self.plan = self._plan(chain, place, x, topology, loss)
-                return agree_on_layout(self.plan.layout, group)
-            return agree_on_layout(given_layout(self._request, [unit.name for unit in chain.units]), group)
+                layout = self.plan.layout
+            else:
+                layout = given_layout(self._request, [unit.name for unit in chain.units])
+            self._refuse_mixing(chain, layout, x)
+            return agree_on_layout(layout, group)
         except GradtideError as error:
             return agree_on_layout(None, group, error)
 
@@ -252,8 +256,14 @@ class ModelParallel:
             whole_loss=loss is not None and not (loss.terms.known or loss.terms.said),
             threads=None if alone else torch.get_num_threads(),
         )
-        samples = len(next(leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor) and leaf.dim()))
-        return plan_chain(chain, x, samples, self.optimizer, wishes).using_all()
+        return plan_chain(chain, x, _samples(x), self.optimizer, wishes).using_all()
+
+    def _refuse_mixing(self, chain: Chain, layout: Layout, x: Any) -> None:
+        """A capacity of an expert is reached by a whole batch, and neither by the few samples of a trace nor by its
+        parts."""
+        parts = finest_parts(layout, _samples(x))
+        if len(parts) > 1 and not is_on_meta(self.module):
+            refuse_parts(chain, self.module, x, parts)
 
     def _place(self) -> DevicesPlace:
         timeout_s = self._job.timeouts.step_s
@@ -357,7 +367,15 @@ class ModelParallel:
         """How the model is split."""
         if self._engine is None:
             return "the model is split with its first batch"
-        return describe_layout(self._engine.layout) if self.plan is None else self.plan.explain()
+        said = describe_layout(self._engine.layout) if self.plan is None else self.plan.explain()
+        rounded = self._engine.chain.rounded
+        if not rounded or not steps_by_rounding(self.optimizer):
+            return said
+        more = f" and {len(rounded) - 1} more" if len(rounded) > 1 else ""
+        return (
+            f"{said}. Not equal to one device: {rounded[0]}{more}, whose gradient is nothing but rounding, which "
+            f"{type(self.optimizer).__name__} divides by its own size; the outputs don't depend on it"
+        )
 
     def give_back(self) -> None:
         """Gives the wrapped model and its optimizer back what devices hold of them. All ranks call it."""
@@ -392,6 +410,10 @@ def _made(optimizer: Any, model: nn.Module) -> torch.optim.Optimizer:
     if len(several) > 1:
         raise ConfigError("a split model has one optimizer; give it several groups instead")
     return several[0]
+
+
+def _samples(x: Any) -> int:
+    return len(next(leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor) and leaf.dim()))
 
 
 def _refuse_numbers(micro_batches: Any, clip_norm: Any) -> None:

@@ -8,6 +8,7 @@ import torch
 import gradtide
 from gradtide.collective import Group
 from gradtide.errors import GradtideError
+from gradtide.parallel.split.trace import keep_whole
 from gradtide.sync import Job
 
 
@@ -117,3 +118,19 @@ def wanting_others(rank, size, name, what):
         if not rank and what == "call":
             return _told(model.state_dict)
         return _told(lambda: model.step(x, y, "cross_entropy"))
+
+
+class Capped(torch.nn.Linear):
+    """Adds to the first 12 samples of a batch alone."""
+
+    def forward(self, x):
+        return x.index_add(0, torch.arange(len(x))[:12], super().forward(x[:12]))
+
+
+def over_capacity(rank, size, name):
+    with Group.join(name, rank, size, timeout_s=60) as group:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(Capped(8, 8), torch.nn.Linear(8, 3))
+        keep_whole(Capped)
+        model = gradtide.ModelParallel(net, torch.optim.SGD(net.parameters(), lr=0.1), "x2", job=Job.of(group))
+        return _told(lambda: model.step(torch.rand(64, 8), torch.arange(64) % 3, "cross_entropy"))

@@ -1,7 +1,10 @@
 """What a user changes, keeps or reads behind a split model's back: its devices would never know, so it is refused."""
 
 import copy
+import random
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -210,8 +213,145 @@ def test_samples_that_look_at_those_before_them_are_refused():
         def forward(self, x):
             return self.b(self.a(x).cumsum(0))
 
-    with pytest.raises(ConfigError, match="cumsum makes cumsum of all samples together"):
+    with pytest.raises(ConfigError, match="cumsum makes something else of a sample when other samples are beside it"):
         trace(Running(), X[:4])
+
+
+# --- read elsewhere than in numbers of the module ---
+
+STEPS, SCALES, PLACES = 0, [1.0], iter(range(1000))
+
+
+class Elsewhere(Scaled):
+    """Reads what `read` says: in containers and options that it has, in its class, in globals."""
+
+    times = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.listed, self.named, self.log = [1.0], {"scale": 1.0}, []
+        self.options = SimpleNamespace(scale=1.0)
+
+
+def steps_of_a_global(self):
+    global STEPS
+    STEPS += 1
+    return 1.0 + STEPS
+
+
+def steps_of_a_class(self):
+    type(self).times += 1
+    return self.times
+
+
+READS = {
+    "listed": (lambda self: self.listed[0], lambda net: net.listed.__setitem__(0, 3.0)),
+    "named": (lambda self: self.named["scale"], lambda net: net.named.update(scale=3.0)),
+    "options": (lambda self: self.options.scale, lambda net: setattr(net.options, "scale", 3.0)),
+    "Elsewhere.times": (lambda self: self.times, lambda net: setattr(Elsewhere, "times", 3.0)),
+    "test_unnoticed.SCALES": (lambda self: SCALES[0], lambda net: SCALES.__setitem__(0, 3.0)),
+}
+KEEPS = {
+    "listed": lambda self: self.listed.append(1.0) or float(len(self.listed)),
+    "named": lambda self: self.named.update(scale=self.named["scale"] + 1) or self.named["scale"],
+    "options": lambda self: setattr(self.options, "scale", self.options.scale + 1) or self.options.scale,
+    "test_unnoticed.STEPS": steps_of_a_global,
+    r"\w+.times": steps_of_a_class,
+    "test_unnoticed.PLACES": lambda self: 1.0 + next(PLACES),
+}
+
+
+def that_reads(read):
+    return type("Reads", (Elsewhere,), {"read": read, "forward": lambda s, x: Scaled.forward(s, x) * s.read()})()
+
+
+@pytest.mark.parametrize("told", READS)
+def test_what_a_forward_reads_elsewhere_is_noticed_when_it_changes(told, monkeypatch):
+    monkeypatch.setattr(Elsewhere, "times", 1.0)
+    monkeypatch.setitem(globals(), "SCALES", [1.0])
+    read, change = READS[told]
+    net = that_reads(read)
+    model = stepped(net)
+    net.log.append(model.step(X, Y, F.cross_entropy))  # which no forward reads
+    model.step(X, Y, F.cross_entropy)
+    change(net)
+    with pytest.raises(ConfigError, match=f"since the model was split {told} was"):
+        model.step(X, Y, F.cross_entropy)
+    model.close()
+
+
+@pytest.mark.parametrize("told", KEEPS)
+def test_what_a_forward_keeps_elsewhere_is_refused_and_is_as_it_was(told, monkeypatch):
+    monkeypatch.setattr(Elsewhere, "times", 1.0)
+    net = that_reads(KEEPS[told])
+    before = STEPS, list(net.listed), dict(net.named), net.options.scale
+    with pytest.raises(ConfigError, match=f"in the model's forward {told} was"):
+        trace(net, X[:4])
+    assert (STEPS, net.listed, net.named, net.options.scale) == before
+
+
+# --- drawn from call to call ---
+
+OWN, OWN_OF_NUMPY, OWN_OF_TORCH = random.Random(3), np.random.default_rng(3), torch.Generator().manual_seed(3)
+DRAWS = {
+    "Python's random": lambda: random.random(),
+    "Python's random of its own": lambda: OWN.uniform(0, 1),
+    "numpy.random": lambda: np.random.rand(),
+    "numpy.random of its own": lambda: OWN_OF_NUMPY.random(),
+    "a torch.Generator": lambda: torch.rand((), generator=OWN_OF_TORCH).item(),
+    "torch": lambda: torch.rand(()).item(),
+}
+
+
+class LayerDrop(nn.Module):
+    """Leaves layers out at random, while it is trained."""
+
+    def __init__(self, draw, dropped=0.3):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.head = nn.ModuleList(nn.Linear(6, 6) for _ in range(4)), nn.Linear(6, 3)
+        self.draw, self.dropped = draw, dropped
+        self.double()
+
+    def forward(self, x):
+        for layer in self.layers:
+            if not self.training or self.draw() >= self.dropped:
+                x = x + torch.tanh(layer(x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("what", DRAWS)
+def test_layers_left_out_at_random_are_refused_whatever_was_drawn(what):
+    states = random.getstate(), OWN.getstate(), str(np.random.get_state()), OWN_OF_NUMPY.bit_generator.state
+    for dropped in (0.3, 0.0):
+        net = LayerDrop(DRAWS[what], dropped)
+        drawn = torch.get_rng_state()
+        with pytest.raises(ConfigError, match=r"forward (draws from|of LayerDrop draws random numbers)") as error:
+            split(net, "layers.0 | ..").step(X, Y, F.cross_entropy)
+        assert what.removesuffix(" of its own") in str(error.value)
+        assert torch.equal(torch.get_rng_state(), drawn)
+    now = random.getstate(), OWN.getstate(), str(np.random.get_state()), OWN_OF_NUMPY.bit_generator.state
+    assert now == states
+
+
+@pytest.mark.parametrize("layout", ["..layers.0 | ..", "x2"])
+def test_layers_left_out_by_an_input_are_split_and_equal_one_process(layout):
+    class Given(LayerDrop):
+        def forward(self, x, kept):
+            for number, layer in enumerate(self.layers):
+                x = x + kept[number] * torch.tanh(layer(x))
+            return self.head(x)
+
+    plain, kept = Given(None), torch.tensor([1.0, 0.0, 1.0, 1.0])
+    model, optimizer = split(copy.deepcopy(plain), layout), torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(plain(X, kept), Y).backward()
+        optimizer.step()
+        model.step((X, kept), Y, F.cross_entropy)
+        kept = kept.roll(1)
+    assert all(torch.allclose(model.state_dict()[k], v, atol=1e-12) for k, v in plain.state_dict().items())
+    model.close()
 
 
 # --- counts that don't fit, with one sample a part ---

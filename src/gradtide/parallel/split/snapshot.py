@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gradtide.parallel.split.forward_reads import ForwardReads
+
 __all__ = ["ModelSnapshot"]
 
 _PLAIN = (bool, int, float, complex, str, type(None))
@@ -18,13 +20,14 @@ class ModelSnapshot:
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._seen = model, _seen(model)
+        self._reads = _forward_reads(model)
         self._tensors = [*model.parameters(), *model.buffers()]  # kept, so that no other one gets the id of any
 
     def change(self, leave_out: Container[nn.Module] = ()) -> str:
         """The first thing that is another one now, in words; "" if there is none. What is new and plain is none."""
         now = _seen(self._model)
         if now == self._seen:
-            return ""
+            return self._other_reads(leave_out)
         if [module for module, _ in now] != [module for module, _ in self._seen]:
             return "one of the model's modules was added, replaced or taken out"
         paths = {module: path for path, module in self._model.named_modules()}
@@ -32,6 +35,17 @@ class ModelSnapshot:
             for name, value in before.items() if module not in leave_out else ():
                 if after.get(name) != value:
                     return _said(".".join(filter(None, (paths[module], name))), value, after.get(name))
+        return self._other_reads(leave_out)
+
+    def _other_reads(self, leave_out: Container[nn.Module]) -> str:
+        """What a forward reads elsewhere: in lists, options, classes, globals."""
+        for module, reads in self._reads:
+            now = {} if module in leave_out else reads.now()
+            for name, value in now.items():
+                if name not in reads.first or reads.first[name] != value:
+                    path = next(path for path, one in self._model.named_modules() if one is module)
+                    told = f"{path}{name}".lstrip(".") if name.startswith(".") else name
+                    return _said(told, reads.first.get(name), value)
         return ""
 
     def restore(self) -> None:
@@ -43,6 +57,18 @@ class ModelSnapshot:
                     vars(module)[name] = value
                 elif name in module._buffers:
                     module._buffers[name] = tensors[value[0]]
+        for _, reads in self._reads:
+            reads.undo()
+
+
+def _forward_reads(model: nn.Module) -> list[tuple[nn.Module, ForwardReads]]:
+    kinds: set[Any] = set()
+    found = []
+    for module in model.modules():
+        forward = vars(module).get("forward", type(module))  # one that was set on the module itself reads what it likes
+        found.append((module, ForwardReads(module, forward in kinds)))
+        kinds.add(forward)
+    return found
 
 
 def _seen(model: nn.Module) -> Seen:

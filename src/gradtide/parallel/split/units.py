@@ -38,3 +38,4 @@ class Chain:
     rowless: frozenset[str] = frozenset()  # inputs and values that have no row a sample, whatever their length
     example_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of the inputs, as traced
     example_rest: tuple[Any, ...] = ()  # what the model was given besides tensors
+    rounded: tuple[str, ...] = ()  # parameters whose gradient on the example is nothing but rounding

@@ -12,9 +12,10 @@ from gradtide.parallel.split.run.held import Held, Holding
 from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync.trained import needs_closure
 
-__all__ = ["LocalOptimizer", "check_optimizer", "check_optimizer_state"]
+__all__ = ["LocalOptimizer", "check_optimizer", "check_optimizer_state", "steps_by_rounding"]
 
 _BY_TENSOR = ("Adafactor", "Muon")  # of torch's: they look at a whole tensor, and at no other
+_BY_SIGN = ("Adafactor", "Rprop")  # however small a gradient is, its step is not
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, holdings: Iterable[Holding], stages: int) -> None:
@@ -38,6 +39,18 @@ def check_optimizer(optimizer: torch.optim.Optimizer, holdings: Iterable[Holding
             f"{kind.__name__} may look at parameters together, which are on different devices; use one of torch's, or "
             "a layout of one stage"
         )
+
+
+def steps_by_rounding(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a gradient of nothing but rounding makes a step that can be seen: it is divided by its own size."""
+    if type(optimizer).__name__ in _BY_SIGN:
+        return True
+    for group in optimizer.param_groups:
+        least = group.get("eps")
+        kinds = {parameter.dtype for parameter in group["params"] if parameter.is_floating_point()}
+        if isinstance(least, float) and any(least < torch.finfo(dtype).eps for dtype in kinds):
+            return True
+    return False
 
 
 def check_optimizer_state(

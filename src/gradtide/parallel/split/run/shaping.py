@@ -11,7 +11,7 @@ from gradtide.parallel.split.units import Chain
 from gradtide.schedule.step.layout import Layout, Stage
 from gradtide.schedule.step.shape import Crossing, ExchangeShape, SegmentShape, StageShape, StepShape, Tie
 
-__all__ = ["ChainShape", "first_stages"]
+__all__ = ["ChainShape", "finest_parts", "first_stages"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,4 +112,14 @@ def first_stages(chain: Chain, layout: Layout) -> dict[str, int]:
         for unit in chain.units[stage.first : stage.last]:
             for name in (*unit.parameters.values(), *unit.buffers.values()):
                 found.setdefault(name, number)
+    return found
+
+
+def finest_parts(layout: Layout, samples: int) -> list[tuple[int, int]]:
+    """The samples (first, last) of a batch that the stage with most copies is given at a time."""
+    copies, found = max(stage.copies for stage in layout.stages), []
+    for micro in range(layout.micro_batches):
+        begin, end = even_share(samples, micro, layout.micro_batches)
+        shares = (even_share(end - begin, copy, copies) for copy in range(copies))
+        found += [(begin + first, begin + last) for first, last in shares if first < last]
     return found

@@ -13,11 +13,14 @@ graph_units.py   a graph cut into units
 by_hand.py       submodules that the user named
 names.py         parameters and buffers by one name each
 check.py         a chain compared with its model on the example
-gradients.py     and their gradients
+mixing.py        samples that depend on others, on the example and in the real parts of a batch
+calls.py         what units compute on their way
+gradients.py     a chain's gradients compared with its model's
 random_watch.py  operations that draw random numbers, on the meta device
 """
 
 from gradtide.parallel.split.trace.entry import trace
 from gradtide.parallel.split.trace.leaves import keep_whole
+from gradtide.parallel.split.trace.mixing import refuse_parts
 
-__all__ = ["keep_whole", "trace"]
+__all__ = ["keep_whole", "refuse_parts", "trace"]

@@ -1,6 +1,6 @@
 """A chain compared with its model on the example: bit for bit, for two sizes of a batch, sample by sample."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from gradtide.errors import ConfigError
 from gradtide.parallel.split.chain_values import output_of, run_unit, samples_of
 from gradtide.parallel.split.trace.gradients import refuse_other_gradients
 from gradtide.parallel.split.trace.inputs import Example, on_device_of
+from gradtide.parallel.split.trace.mixing import refuse_looking, refuse_mixing, rowless_names, trains
 from gradtide.parallel.split.trace.random_watch import RandomWatch
 from gradtide.parallel.split.trace.symbolic import in_mode
 from gradtide.parallel.split.units import Chain, Unit
@@ -21,7 +22,7 @@ from gradtide.parallel.split.units import Chain, Unit
 __all__ = ["CopyFirst", "checked"]
 
 MOST = 8  # samples: comparing takes no more to be right
-_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value; of lower precisions a twentieth
+_LOOKED_AT = 4  # samples, of which one stays while the others change
 
 _HINTS = {"cuts": "cuts= is for models whose forward calls their children one after the other, as registered"}
 
@@ -41,25 +42,38 @@ def checked(chain: Chain, model: nn.Module, example: Example) -> Chain:
     """The chain, whose units leave what they read as it was; or what is wrong with it, in one line."""
     most = min(samples_of(example.tensors), MOST)
     sizes = (most, most - 1) if most > 1 else (1, 2)
-    batches = {samples: on_device_of(model, example.first(samples)) for samples in sizes}
+    batches = _batches(model, example, sizes)
+    few = _batches(model, example, (_LOOKED_AT, _LOOKED_AT - 1))
     roots = [model, *(unit.module for unit in chain.units)]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         in_mode(roots, True, lambda: _refuse_in_training(chain, batches[max(sizes)]))
         chain = in_mode(roots, False, lambda: _copying_first(chain, batches[sizes[0]]))
         roots += [unit.module for unit in chain.units]
         found = {n: in_mode(roots, False, partial(_compared, chain, model, example, batches[n])) for n in sizes}
-        _refuse_mixing(chain, {n: values for n, (values, _) in found.items()})
+        refuse_mixing(chain, {n: values for n, (values, _) in found.items()})
         two = on_device_of(model, example.first(2))
-        in_mode(roots, False, partial(refuse_other_gradients, chain, model, example, two))
-        in_mode(roots, False, partial(_refuse_looking, chain, two, {n: values for n, (values, _) in found.items()}))
+        rounded = in_mode(roots, False, partial(refuse_other_gradients, chain, model, example, two))
+        in_mode(roots, trains, partial(refuse_looking, chain, few))
     structure = found[sizes[0]][1]
     return replace(
         chain,
         structure=None if structure.is_leaf() else structure,
-        rowless=_rowless({n: values for n, (values, _) in found.items()}),
+        rowless=rowless_names({n: values for n, (values, _) in found.items()}),
         example_shapes={name: tuple(tensor.shape) for name, tensor in example.tensors.items()},
         example_rest=example.rest,
+        rounded=rounded,
     )
+
+
+def _batches(model: nn.Module, example: Example, sizes: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+    """The first samples, and of them the last: a sample's place must not show either."""
+    fewer, more = sorted(sizes)
+    whole, part = example.first(more), example.first(fewer)
+    part = {
+        name: one if one.shape == whole[name].shape else whole[name][more - fewer :].clone()
+        for name, one in part.items()
+    }
+    return {fewer: on_device_of(model, part), more: on_device_of(model, whole)}
 
 
 # --- in training: nothing random but dropout's layers, no buffers but batch norm's ---
@@ -71,7 +85,7 @@ def _refuse_in_training(chain: Chain, batch: Mapping[str, Tensor]) -> None:
         for part in unit.module.modules():
             if isinstance(part, nn.modules.dropout._DropoutNd):
                 part.training = False
-        before = {name: buffer.clone() for name, buffer in unit.module.named_buffers()}
+        before = {name: (buffer.clone(), buffer._version) for name, buffer in unit.module.named_buffers()}
         reads = {name: values[name].clone() for name in unit.reads}
         state = torch.get_rng_state()
         with RandomWatch() if _on_meta(unit, reads) else nullcontext() as watch:
@@ -85,6 +99,7 @@ def _refuse_in_training(chain: Chain, batch: Mapping[str, Tensor]) -> None:
         if changed & own:
             raise ConfigError(f"{unit.name} runs a batch norm that ran before: it would have its statistics twice")
         changed |= own
+        before = {name: (buffer.clone(), buffer._version) for name, buffer in unit.module.named_buffers()}
         _refuse_moods(chain, unit, reads, made)
         _restore_buffers(unit, before)
         values |= made
@@ -110,12 +125,14 @@ def _run_alone(chain: Chain, unit: Unit, values: Mapping[str, Tensor]) -> dict[s
         raise ConfigError(f"{unit.name} can't be run on what comes before it: {said}; {hint}") from error
 
 
-def _restore_buffers(unit: Unit, before: Mapping[str, Tensor]) -> set[str]:
-    """The names of those that were changed. Refuses statistics of its own: of micro-batches they would be others."""
+def _restore_buffers(unit: Unit, before: Mapping[str, tuple[Tensor, int]]) -> set[str]:
+    """The names of those that were changed, if only to what they were. Refuses statistics of its own, which would be
+    others of micro-batches."""
     owners, changed = dict(unit.module.named_modules()), set[str]()
     for name, buffer in unit.module.named_buffers():
-        same = buffer.is_meta or _same(buffer, before[name])
-        buffer.copy_(before[name])
+        value, version = before[name]
+        same = buffer.is_meta or (_same(buffer, value) and buffer._version == version)
+        buffer.copy_(value)
         if same:
             continue
         if not isinstance(owners[name.rpartition(".")[0]], nn.modules.batchnorm._BatchNorm):
@@ -189,86 +206,3 @@ def _same(one: Any, other: Any) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return one.is_meta or bool(((one == other) | ((one != one) & (other != other))).all())
-
-
-# --- a sample's values are its own ---
-
-
-def _rowless(found: Mapping[int, Mapping[str, Tensor]]) -> frozenset[str]:
-    """Values that have no row a sample: their length is another, or happens to be the samples' for one batch."""
-    one = next(iter(found.values()))
-    return frozenset(name for name in one if not all(of[name].dim() and len(of[name]) == n for n, of in found.items()))
-
-
-def _refuse_mixing(chain: Chain, found: Mapping[int, Mapping[str, Tensor]]) -> None:
-    """Names the first unit that makes something else of a sample when there is another one beside it."""
-    fewer, more = sorted(found)
-    for unit in chain.units:
-        for name in unit.writes:
-            one, other = found[fewer][name], found[more][name]
-            batched = one.dim() and len(one) == fewer and len(other) == more
-            if batched and not one.is_meta and not _close(one, other[:fewer]):
-                raise ConfigError(
-                    f"{unit.name} makes something else of a sample when other samples are beside it, so that it can't "
-                    "be given parts of a batch; leave out what looks at the whole batch"
-                )
-
-
-def _refuse_looking(chain: Chain, two: Mapping[str, Tensor], found: Mapping[int, Mapping[str, Tensor]]) -> None:
-    """A sample's values, and those of no sample, must be the same whatever the one behind it or before it is: a copy
-    of it, itself, nought, or large."""
-    if any(tensor.is_meta for tensor in next(iter(found.values())).values()):
-        return
-    kinds = {name: _kind_of({n: of[name] for n, of in found.items()}) for name in next(iter(found.values()))}
-    for at, own, others in ((0, 1.0, (1.0, 0.0, 1000.0)), (0, 0.001, (1000.0,)), (1, 1.0, (1.0, 1000.0))):
-        usual = _looked_at(chain, two, kinds, at, own, None)
-        for other in others:
-            now = _looked_at(chain, two, kinds, at, own, other)
-            for unit, name in ((one, name) for one in chain.units for name in one.writes):
-                if not kinds[name] or name not in usual or name not in now:
-                    continue
-                one, same = (of[name][at : at + 1] if kinds[name] == "rows" else of[name] for of in (now, usual))
-                if not _close(one, same):
-                    raise ConfigError(
-                        f"{unit.name} makes {name} of all samples together, so that it can't be given parts of a "
-                        "batch; leave out what looks at the whole batch, or compute it in the loss"
-                    )
-
-
-def _looked_at(
-    chain: Chain, two: Mapping[str, Tensor], kinds: Mapping[str, str], at: int, own: float, other: float | None
-) -> dict[str, Tensor]:
-    """All values of two samples, as far as they can be computed: a large sample may be none the model is made for."""
-    values = {name: _beside(v, at, own, other) if kinds[name] == "rows" else v for name, v in two.items()}
-    for unit in chain.units:
-        try:
-            values |= run_unit(unit, values)
-        except Exception:
-            break
-    return values
-
-
-def _kind_of(found: Mapping[int, Tensor]) -> str:
-    """ "rows": one a sample; "none": as large for any batch; "": samples lie elsewhere, as in (time, samples)."""
-    if all(value.dim() and len(value) == n for n, value in found.items()):
-        return "rows"
-    return "none" if len({value.shape for value in found.values()}) == 1 else ""
-
-
-def _beside(value: Tensor, at: int, own: float, other: float | None) -> Tensor:
-    """Two samples, of which the one at this place is looked at, and the other one changed."""
-    kept, changed = value[at : at + 1], value[1 - at : 2 - at]
-    if value.is_floating_point():
-        kept, changed = kept * own, changed * (other or 0.0)
-    pair = [kept, kept if other is None else changed]
-    return torch.cat(pair if at == 0 else pair[::-1])
-
-
-def _close(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape:
-        return False
-    if not one.is_floating_point():
-        return bool((one == other).all())
-    limit = _CLOSE.get(one.dtype, 0.05)
-    one, other = one.double().nan_to_num(), other.double().nan_to_num()
-    return not one.numel() or bool((one - other).abs().max() <= limit * max(1e-30, float(other.abs().max())))

@@ -16,19 +16,24 @@ from gradtide.parallel.split.units import Chain
 
 __all__ = ["refuse_other_gradients"]
 
+_ROUNDING = 100  # times the rounding of the largest gradient: what is smaller is nothing else
+
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.complex128: 1e-9, torch.complex64: 1e-4}  # else a twentieth
 Found = dict[
     str, tuple[float, float, torch.dtype]
 ]  # of each parameter with a gradient: what it comes to, and how large
 
 
-def refuse_other_gradients(chain: Chain, model: nn.Module, example: Example, batch: Mapping[str, Tensor]) -> None:
-    """In evaluation, where nothing is random. Gradients are looked at one by one, and not kept."""
+def refuse_other_gradients(
+    chain: Chain, model: nn.Module, example: Example, batch: Mapping[str, Tensor]
+) -> tuple[str, ...]:
+    """In evaluation, where nothing is random. Gradients are looked at one by one, and not kept. Returns parameters
+    whose gradient is nothing but rounding."""
     args, kwargs = example.arguments([tensor.clone() for tensor in batch.values()])
     try:
         expected = _gradients(model, lambda: model(*args, **kwargs))
     except Exception:  # it can't be trained so, split or not
-        return
+        return ()
     copies = {name: tensor.clone() for name, tensor in batch.items()}
     try:
         given = _gradients(model, lambda: output_of(chain, run_units(chain, copies)))
@@ -41,6 +46,17 @@ def refuse_other_gradients(chain: Chain, model: nn.Module, example: Example, bat
                 f"{name} gets another gradient when the model is taken apart ({chain.how}): torch.no_grad() or a "
                 "torch.autograd.Function in forward is not seen by it; write x.detach(), or operations of torch"
             )
+    return tuple(_rounded(expected, model))
+
+
+def _rounded(found: Found, model: nn.Module) -> Iterator[str]:
+    """As the bias of an attention's keys has: in exact arithmetic it would be nought."""
+    numels = {name: parameter.numel() for name, parameter in model.named_parameters() if name in found}
+    sizes = {name: found[name][1] / numel for name, numel in numels.items() if numel}
+    largest = max(sizes.values(), default=0.0)
+    for name, size in sizes.items():
+        if 0 < size < _ROUNDING * torch.finfo(found[name][2]).eps * largest:
+            yield name
 
 
 def _gradients(model: nn.Module, run: Callable[[], Any]) -> Found:

@@ -1,6 +1,7 @@
 """Models that no chain is exact for, refused by name before they are traced."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from gradtide.errors import ConfigError
 from gradtide.parallel.split.snapshot import ModelSnapshot
 from gradtide.parallel.split.trace.inputs import Example, on_device_of
 from gradtide.parallel.split.trace.leaves import is_layer
+from gradtide.parallel.split.trace.random_watch import GeneratorWatch
 from gradtide.parallel.split.trace.symbolic import in_mode, said_at
 
 __all__ = ["refuse_example", "refuse_model"]
@@ -51,17 +53,29 @@ def refuse_example(model: nn.Module, example: Example) -> None:
         args, kwargs = example.arguments([tensor.clone() for tensor in batch.values()])
         model(*args, **kwargs)
 
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    watch = GeneratorWatch() if any(map(_is_users, model.modules())) else nullcontext()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), watch:
         try:
             told = in_mode([model], False, lambda: _kept(model, run))
         except Exception as error:
             raise ConfigError(f"{type(model).__name__} can't be run on the example: {said_at(error)}") from error
         told = told or in_mode([model], True, lambda: _kept(model, run, quiet=True))
+    if isinstance(watch, GeneratorWatch) and watch.drawn:
+        raise ConfigError(
+            f"the model's forward draws from {watch.drawn}, as LayerDrop does, and a split model would go on with what "
+            "it drew when it was taken apart; draw before the step and give it to the model as an input, or use "
+            "nn.Dropout"
+        )
     if told:
         raise ConfigError(
             f"in the model's forward {told}, which its parts on other devices would not do; keep nothing from call to "
             "call but the statistics of batch norms"
         )
+
+
+def _is_users(module: nn.Module) -> bool:
+    """Whether its forward may be anything."""
+    return not type(module).__module__.startswith("torch.nn.")
 
 
 def _kept(model: nn.Module, run: Callable[[], None], *, quiet: bool = False) -> str:

@@ -14,12 +14,17 @@ from torch.nn import functional
 from gradtide.errors import ConfigError
 from gradtide.parallel.split.trace.inputs import Example
 from gradtide.parallel.split.trace.leaves import is_layer
+from gradtide.parallel.split.trace.random_watch import torch_state
 from gradtide.parallel.split.trace.rewrite import DROPOUTS, dropout_arguments
 
 __all__ = ["CannotTrace", "attribute_of", "in_mode", "place_of", "said_at", "same_graph", "symbolic_graph"]
 
 
 T = TypeVar("T")
+_ATTENTIONS = (
+    functional.scaled_dot_product_attention,
+    torch.ops.aten.scaled_dot_product_attention.default,  # as torch.export has it
+)
 
 
 class CannotTrace(Exception):
@@ -57,9 +62,19 @@ class _LayerTracer(fx.Tracer):
 
 def symbolic_graph(model: nn.Module, example: Example) -> tuple[fx.Graph, dict[str, Any]]:
     """A graph and all it names. Refused where a model does something else in evaluation than in training."""
-    training, constants = in_mode([model], True, lambda: _traced(model, example))
-    evaluating, _ = in_mode([model], False, lambda: _traced(model, example))
+    drawn = torch_state()
+    with torch.random.fork_rng(devices=[]):
+        training, constants = in_mode([model], True, lambda: _traced(model, example))
+        evaluating, _ = in_mode([model], False, lambda: _traced(model, example))
+        if torch_state() != drawn:
+            raise ConfigError(
+                f"the forward of {type(model).__name__} draws random numbers of its own in torch, and a split model "
+                "would go on with those it drew when it was taken apart; use nn.Dropout, or draw before the step and "
+                "give it to the model as an input"
+            )
     same_graph(training, evaluating)
+    again, _ = in_mode([model], True, lambda: _traced(model, example))
+    same_graph(again, evaluating)  # what it draws elsewhere, or reads off a clock, may be another one by now
     named = (node.target for node in training.nodes if node.op in ("call_module", "get_attr"))
     return training, {name: constants[name] if name in constants else attribute_of(model, name) for name in named}
 
@@ -91,12 +106,12 @@ def _traced(model: nn.Module, example: Example) -> Traced:
     return graph, constants
 
 
-def in_mode(roots: Sequence[nn.Module], training: bool, action: Callable[[], T]) -> T:
-    """What an action gives while modules are in training or in evaluation."""
+def in_mode(roots: Sequence[nn.Module], training: bool | Callable[[nn.Module], bool], action: Callable[[], T]) -> T:
+    """What an action gives while modules are in training or in evaluation, each as this says."""
     modes = [(module, module.training) for root in roots for module in root.modules()]
     try:
         for module, _ in modes:
-            module.training = training
+            module.training = training if isinstance(training, bool) else training(module)
         return action()
     finally:
         for module, mode in modes:
@@ -149,12 +164,13 @@ def _differs(node: fx.Node) -> ConfigError:
 def _refuse_random(node: fx.Node) -> None:
     if node.target in (functional.rrelu, torch.rrelu):
         raise ConfigError(f"{place_of(node)} draws random numbers in training; use another function")
-    if node.target is functional.scaled_dot_product_attention:
+    if node.target in _ATTENTIONS:
         dropout = node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0)
         if dropout != 0:
             raise ConfigError(
                 f"{place_of(node)} is scaled_dot_product_attention with dropout_p={dropout}, whose mask nothing can "
-                "reproduce on another device; leave dropout_p out, and put nn.Dropout after the attention"
+                "reproduce on another device; leave dropout_p out and put nn.Dropout after the attention, or, of "
+                'Hugging Face\'s transformers, make the model with attn_implementation="eager"'
             )
 
 
