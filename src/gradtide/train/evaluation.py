@@ -240,14 +240,14 @@ def _rows(replicas: Sequence[Replica], batch: Batch, shards: Sequence[DeviceBatc
 @contextmanager
 def _evaluating(replicas: Sequence[Replica]) -> Iterator[None]:
     _share_buffers(replicas)
-    was_training = [replica.module.training for replica in replicas]
+    was_training = [(module, module.training) for replica in replicas for module in replica.module.modules()]
     for replica in replicas:
         replica.module.eval()
     try:
         yield
     finally:
-        for replica, training in zip(replicas, was_training, strict=True):
-            replica.module.train(training)
+        for module, training in was_training:  # each by itself: a part may be in eval mode for good
+            module.training = training
 
 
 def _share_buffers(replicas: Sequence[Replica]) -> None:

@@ -207,7 +207,8 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
             if log is not None:
                 log.close()
             run.close()
-            model.load_state_dict(run.replicas[0].module.state_dict())
+            if run.replicas[0].module is not model:  # a split model is there itself, unless it was lost with a worker
+                model.load_state_dict(run.replicas[0].module.state_dict())
             if run.has_model:
                 optimizers.give_back(run.optimizers[0], run.replicas[0].module)
             steering.callbacks.tell(FitEnd(run.history, model, run.is_main, failed=not well))

@@ -16,6 +16,7 @@ from gradtide.parallel import (
     Device,
     DeviceBatch,
     DevicePool,
+    FirstEdited,
     Replica,
     has_batch_norm,
     replicate,
@@ -171,20 +172,27 @@ class Run:
         at.history.accuracy.append(seen.accuracy)
         at.history.lr.append(at.lr)
         self._test(tests, at.epoch, at.history, emit)
-        if self.steering.callbacks:
-            self._tell_callbacks(at, before)
+        self._tell_callbacks(at, before)
         at.next_epoch()
 
     def _tell_callbacks(self, at: Position, before: Mapping[str, int]) -> None:
         """The figures that this epoch added; one worker that wants to stop stops all."""
+        if not self._any_says(bool(self.steering.callbacks)):
+            return
         new = [(name, seen[-1]) for name, seen in at.history.columns().items() if len(seen) > before.get(name, 0)]
         values = {name: value for name, value in new if value is not None}
-        with self.whole():
-            module = self.replicas[0].module
-            event = EpochEnd(at.epoch, at.step, values, at.history, module, self.is_main, self.is_lone)
-            self.steering.callbacks.tell(event)
+        module = self.replicas[0].module
+        event = EpochEnd(at.epoch, at.step, values, at.history, module, self.is_main, self.is_lone)
+        self._let_edit(lambda: self.steering.callbacks.tell(event))
         if not self.is_lone and self._any_says(bool(event.asked)):
             at.history.stopped = event.asked[0] if event.asked else "a callback of another worker asked for it"
+
+    def _let_edit(self, tell: Callable[[], None]) -> None:
+        """`tell` may change the first replica's model. Afterwards all that train together have what it made of it."""
+        edited = FirstEdited(self.replicas)
+        with self.whole():
+            tell()
+        self.replicas = edited.follow()
 
     def _any_says(self, this_one: bool) -> bool:
         """Whether any of those that train together says so."""

@@ -14,7 +14,7 @@ from gradtide.compress import AUTO
 from gradtide.errors import ConfigError, RolledBack
 from gradtide.even_share import even_share
 from gradtide.events import CompressionDecided, Emit, Event, ParametersUpdated
-from gradtide.parallel import Device, DeviceBatch, DevicePool, shard, train_part
+from gradtide.parallel import Device, DeviceBatch, DevicePool, FirstEdited, shard, train_part
 from gradtide.parallel.agreed_shares import NOBODY_WAITS, AgreedShares
 from gradtide.parallel.devices.batch_norm import NormExchange
 from gradtide.parallel.devices.batches import split_pieces
@@ -145,6 +145,49 @@ class RunTogether(Run):
     def _any_says(self, this_one: bool) -> bool:
         said = torch.tensor([int(this_one)])
         return self.synchroniser.together(lambda: bool(self.synchroniser.way.add_up(said) > 0), lambda: this_one)
+
+    def _let_edit(self, tell: Callable[[], None]) -> None:
+        """Over servers each worker goes on by itself, so nobody takes over what one has changed."""
+        edited, parameters = FirstEdited(self.replicas), list(self.replicas[0].module.named_parameters())
+        if self.is_lone:
+            values = [p.detach().clone() for _, p in parameters] if self.synchroniser.way.servers_step else []
+            tell()
+            changed = [name for (name, p), value in zip(parameters, values, strict=False) if not torch.equal(p, value)]
+            if changed:
+                raise ConfigError(
+                    f"a callback changed {changed[0]}, but the servers hold the parameters and step them; say "
+                    "clip_norm=, and each worker does"
+                )
+            self.replicas = edited.follow(alone=False)
+            self.synchroniser.before_forward()
+            return
+        told = False
+
+        def tell_once() -> None:
+            nonlocal told
+            if not told:
+                told = True
+                tell()
+
+        def edit() -> None:
+            with self.synchroniser.edit():
+                tell_once()
+            self._follow_first_worker()
+
+        self.synchroniser.together(edit, tell_once)
+        self.replicas = edited.follow(alone=False)
+        self.synchroniser.before_forward()  # what was frozen, say
+
+    def _follow_first_worker(self) -> None:
+        """In what is no value of a parameter: what asks for a gradient, and buffers."""
+        if self._job.group is None:
+            return
+        parameters = list(self.replicas[0].module.parameters())
+        asking = torch.tensor([p.requires_grad for p in parameters], dtype=torch.uint8)
+        self._job.group.broadcast(asking)
+        for parameter, asks in zip(parameters, asking.tolist(), strict=True):
+            parameter.requires_grad_(bool(asks))
+        self.synchroniser.way.share_buffers()
 
     @property
     def has_model(self) -> bool:

@@ -1,6 +1,6 @@
 """fit's run of a split model: the same loop, whose steps go through the stages of one model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,12 +12,13 @@ from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 from gradtide.even_share import even_share
 from gradtide.events import BatchDone, Emit, Event, ParametersUpdated, SplitDecided, TaskDone, ignore
-from gradtide.parallel import Device, DeviceBatch, DevicePool, ModelParallel
+from gradtide.parallel import Device, DeviceBatch, DevicePool, FirstEdited, ModelParallel
 from gradtide.parallel.devices.losses import Loss
 from gradtide.parallel.devices.nested import length
 from gradtide.parallel.devices.replicas import FlatGradients, Replica
 from gradtide.parallel.devices.step import BatchResult, count_correct
 from gradtide.parallel.split.cut.exactness import BatchNormChoice
+from gradtide.parallel.split.run.setting_up import broadcast_model
 from gradtide.sync import Job
 from gradtide.train.evaluation import Evaluation
 from gradtide.train.keeper import Keeper
@@ -59,7 +60,7 @@ class RunSplit(Run):
         self.replicas = [Replica(devices[0], model.train(), FlatGradients([]))]
         self.optimizers, self.shares, self.randomness, self.least_part = [], None, None, 1
         self.epoch_random, self.resumed_random = torch.get_rng_state(), None
-        self._failed, self._told = False, False
+        self._failed, self._replaced, self._told = False, False, False
         self._told_to: Emit = ignore
         self._batch_norm: BatchNormChoice = "shared" if sync_batch_norm else ""
 
@@ -95,6 +96,24 @@ class RunSplit(Run):
     def _any_says(self, this_one: bool) -> bool:
         group = None if self._job is None else self._job.group
         return this_one if group is None else bool(group.all_reduce(torch.tensor([int(this_one)])) > 0)
+
+    def _let_edit(self, tell: Callable[[], None]) -> None:
+        """Values are followed; what else the model is was traced."""
+        edited, module = FirstEdited(self.replicas), self.replicas[0].module
+        with self.whole():
+            tell()
+            if edited.set_attribute:
+                raise ConfigError(
+                    f"a callback changed {edited.set_attribute}, but a split model computes as it did when it was "
+                    "split; change values of parameters alone, or leave split= out"
+                )
+            try:
+                edited.follow(alone=False)
+            except ConfigError:
+                self._failed = self._replaced = True
+                raise
+            broadcast_model(module, None if self._job is None else self._job.group)
+            self.model.load_state_dict(module.state_dict())
 
     def _step(self, shards: list[DeviceBatch], emit: Emit) -> BatchResult:
         try:
@@ -137,7 +156,7 @@ class RunSplit(Run):
 
     def close(self) -> None:
         """A job that lost a worker has lost its part of the model: that is in the last checkpoint."""
-        if not (self._failed and self._job is not None):
+        if not (self._replaced or (self._failed and self._job is not None)):
             self.model.give_back()
         self.model.close()
 
