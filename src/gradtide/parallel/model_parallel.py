@@ -253,7 +253,8 @@ class ModelParallel:
             threads=None if alone else torch.get_num_threads(),
         )
         samples = len(next(leaf for leaf in pytree.tree_leaves(x) if isinstance(leaf, Tensor) and leaf.dim()))
-        return plan_chain(chain, x, samples, self.optimizer, wishes).using_all()
+        with torch.random.fork_rng(devices=[]):  # the program's own order of samples goes on as if nothing was measured
+            return plan_chain(chain, x, samples, self.optimizer, wishes).using_all()
 
     def _place(self) -> DevicesPlace:
         timeout_s = self._job.timeouts.step_s

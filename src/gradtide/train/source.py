@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from gradtide.collective import Group
 from gradtide.errors import ConfigError, DataError
 from gradtide.parallel.devices.nested import length
 from gradtide.train.steering.batches import as_batch, is_batches, is_weighted, with_targets
@@ -24,6 +25,7 @@ __all__ = [
     "StepSource",
     "accumulated",
     "alike",
+    "as_first_worker",
     "as_pair",
     "as_source",
     "read_ahead",
@@ -192,11 +194,30 @@ def as_pair(batch: Any, weighted: bool) -> Batch:
 
 
 def alike(batches: Iterable[T], seed: int) -> Iterator[T]:
-    """The same order for all workers, even from a DataLoader that shuffles with torch's own generator."""
+    """In an order of our own for all workers, where they don't meet to agree on one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         iterator = iter(batches)
         first = list(islice(iterator, 1))
+    return chain(first, iterator)
+
+
+def as_first_worker(batches: Iterable[T], group: Group | None) -> Iterator[T]:
+    """In the order that worker 0 gives, from where torch's own generator is there: that of one process. All call it.
+
+    Generators that are alike stay alike, and are where one process's would be; another worker's own stays as it is.
+    """
+    if group is None:
+        return iter(batches)
+    own = torch.get_rng_state()
+    first_workers = own.clone()
+    with group.purpose("where they begin to go over a DataLoader, which all workers do together"):
+        group.broadcast(first_workers)
+    torch.set_rng_state(first_workers)
+    iterator = iter(batches)
+    first = list(islice(iterator, 1))
+    if not torch.equal(own, first_workers):
+        torch.set_rng_state(own)
     return chain(first, iterator)
 
 

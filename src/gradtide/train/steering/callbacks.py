@@ -29,8 +29,9 @@ class EpochEnd(Event):
     """What a callback is given when an epoch is over, and the validation data has been evaluated.
 
     `epoch` counts from 1, and `step` all steps so far. `values` has the epoch's figures by name, `history` those of all
-    epochs. `model` may be looked at, saved and changed in place: all devices and workers follow (docs/fit.md). `is_main`: whether this worker writes for all. `lone`:
-    over servers each worker goes on by itself, so that none can stop the others.
+    epochs. `model` may be looked at, saved and changed in place: all devices and workers follow (docs/fit.md).
+    `is_main`: whether this worker writes for all. `lone`: over servers each worker goes on by itself, so that none can
+    stop the others.
     """
 
     epoch: int

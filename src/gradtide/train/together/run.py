@@ -1,9 +1,9 @@
 """fit's run as one worker of a job: the same loop, with our part of every batch and one model for all workers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -41,12 +41,14 @@ from gradtide.train.keeper import Keeper
 from gradtide.train.optimizers import Optimizers
 from gradtide.train.position import History, Position
 from gradtide.train.run import Run
-from gradtide.train.source import Batch, BatchSource, StepBatch, StepSource, alike, read_ahead
+from gradtide.train.source import Batch, BatchSource, StepBatch, StepSource, alike, as_first_worker, read_ahead
 from gradtide.train.steering.outputs import gather_rows
 from gradtide.train.together.own_parts import as_step, loader_of_parts, read_parts
 from gradtide.train.together.telling import tell
 
 __all__ = ["RunTogether"]
+
+T = TypeVar("T")
 
 
 class RunTogether(Run):
@@ -255,12 +257,17 @@ class RunTogether(Run):
         def read(epoch: int) -> Iterator[StepBatch | PartBatch]:
             loader = None if self._meets_within(source.accumulate) else loader_of_parts(source, epoch)
             if loader is None:
-                return alike(source.read(epoch), self._seed_of(epoch))
+                return self._in_order(source.read(epoch), self._seed_of(epoch))
             seed = seed_of_worker(self._seed_of(epoch), number)
             reader = PartReader(loader, own.expect, seed, FirstWatched())
-            return alike(read_parts(loader, reader, source.accumulate, done, number), self._seed_of(epoch))
+            parts = read_parts(loader, reader, source.accumulate, done, number)
+            return self._in_order(parts, self._seed_of(epoch))
 
         return read
+
+    def _in_order(self, batches: Iterable[T], seed: int) -> Iterator[T]:
+        """The same on all workers: that of one process, where they can meet to agree on it."""
+        return as_first_worker(batches, self._job.group) if self.agrees else alike(batches, seed)
 
     def _seed_of(self, epoch: int) -> int:
         return self._seed * 1_000_003 + epoch
@@ -363,7 +370,7 @@ class RunTogether(Run):
     def _evaluate_own(self, tests: BatchSource) -> Evaluation:
         metrics, group = self.steering.metrics, self._job.group
         gather = partial(gather_rows, group) if group is not None and metrics else None
-        alike_tests = replace(tests, read=lambda epoch: alike(tests.read(epoch), self._seed))
+        alike_tests = replace(tests, read=lambda epoch: self._in_order(tests.read(epoch), self._seed))
         return evaluate_replicas(self.replicas, alike_tests, self.loss, self.pool, self._split_own, metrics, gather)
 
     def _split_own(self, batch: Batch) -> list[DeviceBatch]:

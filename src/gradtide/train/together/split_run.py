@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradtide.collective import Group
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 from gradtide.even_share import even_share
@@ -25,7 +26,7 @@ from gradtide.train.keeper import Keeper
 from gradtide.train.optimizers import Optimizers
 from gradtide.train.position import History, Position
 from gradtide.train.run import Run
-from gradtide.train.source import BatchSource, StepSource, read_ahead
+from gradtide.train.source import BatchSource, StepBatch, StepSource, as_first_worker, read_ahead
 from gradtide.train.steering.outputs import join_rows
 from gradtide.train.steering.rates import Rates
 
@@ -91,10 +92,17 @@ class RunSplit(Run):
         self.model.steps = at.step
 
     def _shards(self, source: StepSource, at: Position) -> Iterator[list[DeviceBatch]]:
-        return read_ahead([DeviceBatch(step.inputs, step.targets, 1.0)] for step in self._read(source.read, at))
+        def read(epoch: int) -> Iterator[StepBatch]:
+            return as_first_worker(source.read(epoch), self._group)
+
+        return read_ahead([DeviceBatch(step.inputs, step.targets, 1.0)] for step in self._read(read, at))
+
+    @property
+    def _group(self) -> Group | None:
+        return None if self._job is None else self._job.group
 
     def _any_says(self, this_one: bool) -> bool:
-        group = None if self._job is None else self._job.group
+        group = self._group
         return this_one if group is None else bool(group.all_reduce(torch.tensor([int(this_one)])) > 0)
 
     def _let_edit(self, tell: Callable[[], None]) -> None:
@@ -112,7 +120,7 @@ class RunSplit(Run):
             except ConfigError:
                 self._failed = self._replaced = True
                 raise
-            broadcast_model(module, None if self._job is None else self._job.group)
+            broadcast_model(module, self._group)
             self.model.load_state_dict(module.state_dict())
 
     def _step(self, shards: list[DeviceBatch], emit: Emit) -> BatchResult:
@@ -134,7 +142,7 @@ class RunSplit(Run):
         metrics = self.steering.metrics
         metrics.reset()
         self.model.eval()
-        for inputs, targets in tests.read(0):
+        for inputs, targets in as_first_worker(tests.read(0), self._group):
             outputs = self.model(inputs)
             weighed = self.loss.begin([DeviceBatch(inputs, targets, 1.0)], split=False)
             value = self.loss(outputs, targets).item() if weighed.terms else 0.0
