@@ -45,6 +45,21 @@ class Stream(IterableDataset):
         return iter([DATA[int(i)] for i in torch.randperm(len(DATA))])
 
 
+class FromNumbers(torch.utils.data.Sampler):
+    """As many write it: by the epoch that it counts, and by NumPy's and Python's generators of its own."""
+
+    def __init__(self):
+        self.epoch, self.numpy, self.python = 0, np.random.default_rng(2), random.Random(4)
+
+    def __len__(self):
+        return len(DATA)
+
+    def __iter__(self):
+        self.epoch += 1
+        for _ in DATA:
+            yield int(self.numpy.integers(7) + self.python.randrange(7) * self.epoch) % len(DATA)
+
+
 class Own(torch.utils.data.Sampler):
     """Draws as it goes, from a generator of its own."""
 
@@ -84,9 +99,11 @@ CASES = {  # what makes the training data, or that and the validation data
         DATA, 9, sampler=WeightedRandomSampler(WEIGHTS, 40, True, generator())
     ),
     "sampler of one's own": lambda: DataLoader(DATA, 9, sampler=Own()),
+    "sampler of numbers": lambda: DataLoader(DATA, 9, sampler=FromNumbers()),
     "shared generator": shared,
     "both": lambda: (DataLoader(DATA, 9, shuffle=True), DataLoader(DATA, 5, shuffle=True)),
 }
+RESUMED = ["shuffle", "augmented", *[case for case in CASES if "gener" in case or "of " in case], "both"]
 SEEDED_ALIKE = {"stream", "augmented"}  # what draws after the first batch is the same only where seeds are
 
 

@@ -1,5 +1,6 @@
 """fit over DataLoaders that shuffle: the order of one process on workers, and bit for bit after a resume."""
 
+import contextlib
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 import drawn_fit
 import pytest
 import torch
-from drawn_fit import CASES, SEEDED_ALIKE
+from drawn_fit import CASES, RESUMED, SEEDED_ALIKE
 
+import gradtide
+from gradtide.events import BatchDone
 from loaded_python import loaded_python
 
 HERE = Path(__file__).parent
@@ -39,3 +42,25 @@ def test_a_split_model_has_the_order_of_one_process_on_workers(tmp_path):
     for worker in on_workers(tmp_path, 2, "split", "shuffle", "both"):
         for case, found in worker.items():
             assert found["loss"] == pytest.approx(alone(case)["loss"], abs=1e-10), case
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("case", RESUMED)
+@pytest.mark.parametrize("stop_at", [4, 7])
+def test_a_run_over_a_loader_that_draws_goes_on_bit_for_bit(tmp_path, case, stop_at):
+    """Stopped within the first epoch and within the second; the program makes its generators anew."""
+
+    def stop(event):
+        if isinstance(event, BatchDone) and event.step == stop_at:
+            raise Stop
+
+    keeping = {"checkpoints": gradtide.Checkpoints(str(tmp_path), every=3), "resume": True}
+    with contextlib.suppress(Stop):
+        drawn_fit.train(case, **keeping, emit=stop)
+    resumed, whole = drawn_fit.train(case, **keeping), alone(case)
+    assert resumed["loss"] == whole["loss"]
+    assert all(torch.equal(resumed["state"][name], tensor) for name, tensor in whole["state"].items())
+    assert torch.equal(resumed["next"], whole["next"])

@@ -19,6 +19,7 @@ from gradtide.parallel.devices.losses import LossFn, LossTerms
 from gradtide.parallel.devices.step import check_strategy
 from gradtide.train.arguments import FIT, FIT_UNNAMED, check_kinds, check_model
 from gradtide.train.evaluation import make_loss
+from gradtide.train.generators import DataGenerators
 from gradtide.train.keeper import Checkpoints, Keeper
 from gradtide.train.optimizers import OptimizerFactory, Optimizers
 from gradtide.train.position import History
@@ -192,7 +193,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     with DevicePool(found) as pool:
         kind = _kind_of_run(job, sync, smaller, emit) if split is None else _split_run(job, split)
         run = kind(model, found, pool, loss_of_all, strategy, shared_norm, seed)
-        run.steering = steering
+        run.steering, run.generators = steering, DataGenerators(train_data, validation)
         if balance:
             run.balance()
         run.start(optimizers, keeper)

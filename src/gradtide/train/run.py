@@ -33,10 +33,11 @@ from gradtide.parallel.devices.randomness import DeviceRandom, seed_devices
 from gradtide.parallel.devices.shares import DeviceShares
 from gradtide.parallel.devices.step import BatchResult
 from gradtide.train.evaluation import Evaluation, evaluate_replicas
+from gradtide.train.generators import DataGenerators
 from gradtide.train.keeper import Keeper
 from gradtide.train.optimizers import Optimizers
 from gradtide.train.position import History, Position
-from gradtide.train.source import Batch, BatchSource, StepBatch, StepSource, read_ahead
+from gradtide.train.source import Batch, BatchSource, ReadAhead, StepBatch, StepSource
 from gradtide.train.steering.callbacks import Callbacks, EpochEnd
 from gradtide.train.steering.metrics import Metrics
 from gradtide.train.steering.rates import Rates
@@ -65,6 +66,10 @@ class Run:
 
     steering = Steering()
     history = History()
+    generators = DataGenerators()  # of the process, and of the data
+    epoch_random: Mapping[str, torch.Tensor] = {}  # where they were at the start of this epoch
+    resumed_random: Mapping[str, torch.Tensor] | None = None  # and at the checkpoint that this run goes on from
+    reading: ReadAhead[Any] | None = None  # the batches of this epoch
     is_main, is_lone = True, False  # whether this process writes for all; whether it goes on without the others
 
     def __init__(
@@ -90,8 +95,6 @@ class Run:
             self._share_batch_norm()
         # Watches the first batch; stays only if the model drew random numbers, since it costs time at every operation.
         self.randomness: list[DeviceRandom | None] | None = seed_devices(devices, seed)
-        self.epoch_random = torch.get_rng_state()  # torch's own generator, at the start of this epoch
-        self.resumed_random: torch.Tensor | None = None  # where it was at the checkpoint that this run goes on from
 
     def _share_batch_norm(self) -> None:
         meeting = self._meeting()
@@ -258,7 +261,11 @@ class Run:
 
     def _shards(self, source: StepSource, at: Position) -> Iterator[list[DeviceBatch]]:
         steps = self._read(source.read, at)
-        return read_ahead(self._cut(step) for step in steps)
+        return self._ahead(self._cut(step) for step in steps)
+
+    def _ahead(self, items: Iterable[T]) -> Iterator[T]:
+        self.reading = ReadAhead(items)
+        return iter(self.reading)
 
     def _cut(self, step: StepBatch) -> list[DeviceBatch]:
         """Every device's part; where they meet in batch normalisation, of the pieces that one device would compute."""
@@ -275,12 +282,12 @@ class Run:
     def _read(self, read: Callable[[int], Iterable[T]], at: Position) -> Iterator[T]:
         """The batches that are left of an epoch, in the order in which they came the first time."""
         if self.resumed_random is None:
-            self.epoch_random = torch.get_rng_state()
+            self.epoch_random = self.generators.states()
             return iter(read(at.epoch))
-        torch.set_rng_state(self.epoch_random)
+        self.generators.load(self.epoch_random)
         batches = islice(read(at.epoch), at.in_epoch, None)
         first = list(islice(batches, 1))
-        torch.set_rng_state(self.resumed_random)
+        self.generators.load(self.resumed_random)
         self.resumed_random = None
         return chain(first, batches)
 

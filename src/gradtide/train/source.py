@@ -1,7 +1,7 @@
 """Tensors, arrays, a Dataset, a DataLoader or a generator as one kind of source of batches, which is read ahead."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -21,6 +21,7 @@ from gradtide.train.steering.batches import as_batch, is_batches, is_weighted, w
 __all__ = [
     "Batch",
     "BatchSource",
+    "ReadAhead",
     "StepBatch",
     "StepSource",
     "accumulated",
@@ -226,12 +227,26 @@ def _generator(seed: int, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 1_000_003 + epoch)
 
 
+class ReadAhead(Iterable[T]):
+    """The items, while a thread of its own already works on the next one."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items, self._upcoming = items, Future[Any]()
+        self._upcoming.set_result(None)
+
+    def __iter__(self) -> Iterator[T]:
+        iterator, end = iter(self._items), object()
+        initializer = partial(torch.set_num_threads, 1)  # reading must not take the devices' cores
+        with ThreadPoolExecutor(1, thread_name_prefix="gradtide reader", initializer=initializer) as reader:
+            self._upcoming = reader.submit(next, iterator, end)
+            while (item := self._upcoming.result()) is not end:
+                self._upcoming = reader.submit(next, iterator, end)
+                yield item
+
+    def settle(self) -> None:
+        """Until the next one is read: nothing is drawn before another item is asked for."""
+        wait([self._upcoming])
+
+
 def read_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yields the items while a thread of its own already works on the next one."""
-    iterator, end = iter(items), object()
-    initializer = partial(torch.set_num_threads, 1)  # reading must not take the devices' cores
-    with ThreadPoolExecutor(1, thread_name_prefix="gradtide reader", initializer=initializer) as reader:
-        upcoming = reader.submit(next, iterator, end)
-        while (item := upcoming.result()) is not end:
-            upcoming = reader.submit(next, iterator, end)
-            yield item  # type: ignore[misc]
+    return iter(ReadAhead(items))

@@ -41,7 +41,7 @@ from gradtide.train.keeper import Keeper
 from gradtide.train.optimizers import Optimizers
 from gradtide.train.position import History, Position
 from gradtide.train.run import Run
-from gradtide.train.source import Batch, BatchSource, StepBatch, StepSource, alike, as_first_worker, read_ahead
+from gradtide.train.source import Batch, BatchSource, StepBatch, StepSource, alike, as_first_worker
 from gradtide.train.steering.outputs import gather_rows
 from gradtide.train.together.own_parts import as_step, loader_of_parts, read_parts
 from gradtide.train.together.telling import tell
@@ -222,7 +222,7 @@ class RunTogether(Run):
         self.made_by.forget()
         if rewound is not None:
             return keeper.go_back(self, rewound.folder)
-        self.resumed_random = torch.get_rng_state()
+        self.resumed_random = self.generators.states()
         return at
 
     def _catch_up(self) -> None:
@@ -234,7 +234,7 @@ class RunTogether(Run):
     def _shards(self, source: StepSource, at: Position) -> Iterator[list[DeviceBatch]]:
         """Batches are read ahead, whole or our part, and cut here: when a worker dies, for those who are left."""
         read = self._read(self._reading(source, at), at)
-        batches = read_ahead(self._dealt(self._checked(batch, source)) for batch in read)
+        batches = self._ahead(self._dealt(self._checked(batch, source)) for batch in read)
         self._before, begun = self._job.batches, at.in_epoch
         # Over servers nobody waits for others just to compare batches.
         check, balance = self.synchroniser.way.is_collective, self._agreed or False

@@ -26,7 +26,7 @@ from gradtide.train.keeper import Keeper
 from gradtide.train.optimizers import Optimizers
 from gradtide.train.position import History, Position
 from gradtide.train.run import Run
-from gradtide.train.source import BatchSource, StepBatch, StepSource, as_first_worker, read_ahead
+from gradtide.train.source import BatchSource, StepBatch, StepSource, as_first_worker
 from gradtide.train.steering.outputs import join_rows
 from gradtide.train.steering.rates import Rates
 
@@ -60,7 +60,6 @@ class RunSplit(Run):
         self.pool, self.loss, self.strategy, self._seed = pool, loss, strategy, seed
         self.replicas = [Replica(devices[0], model.train(), FlatGradients([]))]
         self.optimizers, self.shares, self.randomness, self.least_part = [], None, None, 1
-        self.epoch_random, self.resumed_random = torch.get_rng_state(), None
         self._failed, self._replaced, self._told = False, False, False
         self._told_to: Emit = ignore
         self._batch_norm: BatchNormChoice = "shared" if sync_batch_norm else ""
@@ -95,7 +94,7 @@ class RunSplit(Run):
         def read(epoch: int) -> Iterator[StepBatch]:
             return as_first_worker(source.read(epoch), self._group)
 
-        return read_ahead([DeviceBatch(step.inputs, step.targets, 1.0)] for step in self._read(read, at))
+        return self._ahead([DeviceBatch(step.inputs, step.targets, 1.0)] for step in self._read(read, at))
 
     @property
     def _group(self) -> Group | None:
