@@ -69,6 +69,7 @@ class Run:
     generators = DataGenerators()  # of the process, and of the data
     epoch_random: Mapping[str, torch.Tensor] = {}  # where they were at the start of this epoch
     resumed_random: Mapping[str, torch.Tensor] | None = None  # and at the checkpoint that this run goes on from
+    test_loss: Loss  # of the validation data, which may have sample weights where the training data has none
     reading: ReadAhead[Any] | None = None  # the batches of this epoch
     is_main, is_lone = True, False  # whether this process writes for all; whether it goes on without the others
 
@@ -300,7 +301,7 @@ class Run:
         return seen
 
     def _evaluate(self, tests: BatchSource) -> Evaluation | None:
-        return evaluate_replicas(self.replicas, tests, self.loss, self.pool, self._split, self.steering.metrics)
+        return evaluate_replicas(self.replicas, tests, self.test_loss, self.pool, self._split, self.steering.metrics)
 
     def _test(self, tests: BatchSource | None, epoch: int, history: History, emit: Emit) -> None:
         seen = self._evaluate(tests) if tests else None

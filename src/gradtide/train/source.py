@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
@@ -30,6 +30,7 @@ __all__ = [
     "as_pair",
     "as_source",
     "read_ahead",
+    "with_equal_weights",
     "with_targets",
 ]
 
@@ -220,6 +221,16 @@ def as_first_worker(batches: Iterable[T], group: Group | None) -> Iterator[T]:
     if not torch.equal(own, first_workers):
         torch.set_rng_state(own)
     return chain(first, iterator)
+
+
+def with_equal_weights(source: BatchSource) -> BatchSource:
+    """Where other data has sample weights: these samples count alike."""
+
+    def read(epoch: int) -> Iterator[Batch]:
+        for inputs, targets in source.read(epoch):
+            yield inputs, (targets, torch.ones(length(targets), dtype=torch.float64))
+
+    return replace(source, read=read, weighted=True, loader=None)
 
 
 def _generator(seed: int, epoch: int) -> torch.Generator:

@@ -69,6 +69,12 @@ def replicate(model: nn.Module, devices: Sequence[Device]) -> list[Replica]:
     """
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"{type(model).__name__} has no parameter to train; set requires_grad on some")
+    sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
+    if sparse and len(devices) > 1:
+        raise ConfigError(
+            f"{sparse[0] or type(model).__name__} gives sparse gradients, which devices of one process don't add up; "
+            "make it with sparse=False, or train on one device, of several workers if need be"
+        )
     return [_copy(model, device) for device in devices]
 
 

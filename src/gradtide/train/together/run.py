@@ -371,7 +371,9 @@ class RunTogether(Run):
         metrics, group = self.steering.metrics, self._job.group
         gather = partial(gather_rows, group) if group is not None and metrics else None
         alike_tests = replace(tests, read=lambda epoch: self._in_order(tests.read(epoch), self._seed))
-        return evaluate_replicas(self.replicas, alike_tests, self.loss, self.pool, self._split_own, metrics, gather)
+        return evaluate_replicas(
+            self.replicas, alike_tests, self.test_loss, self.pool, self._split_own, metrics, gather
+        )
 
     def _split_own(self, batch: Batch) -> list[DeviceBatch]:
         """Our part of a batch of the test data; nothing if it is that small."""

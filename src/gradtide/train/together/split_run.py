@@ -32,6 +32,8 @@ from gradtide.train.steering.rates import Rates
 
 __all__ = ["RunSplit"]
 
+_WEIGHTED = "sample weights are for copies of a whole model, and split= for parts of one; leave one out"
+
 
 class RunSplit(Run):
     """The one replica is the model itself: it has its parameters while nobody steps (`whole`), and at the end."""
@@ -54,9 +56,7 @@ class RunSplit(Run):
         if self._job is not None and len(devices) > 1:
             raise ConfigError("with split= every worker of a job is a device; leave devices= out")
         if loss.weighted:
-            raise ConfigError(
-                "sample weights are for copies of a whole model, and split= for parts of one; leave one out"
-            )
+            raise ConfigError(_WEIGHTED)
         self.pool, self.loss, self.strategy, self._seed = pool, loss, strategy, seed
         self.replicas = [Replica(devices[0], model.train(), FlatGradients([]))]
         self.optimizers, self.shares, self.randomness, self.least_part = [], None, None, 1
@@ -79,6 +79,8 @@ class RunSplit(Run):
     def train(
         self, source: StepSource, tests: BatchSource | None, epochs: int, rates: Rates, emit: Emit, keeper: Keeper
     ) -> History:
+        if tests is not None and tests.weighted:
+            raise ConfigError(_WEIGHTED)
         told = self._told_to = emit if self._job is None else _shared_out(self._job, emit)
         return super().train(source, tests, epochs, rates, told, keeper)
 
