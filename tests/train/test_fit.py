@@ -221,3 +221,35 @@ def test_a_codec_that_is_none_is_told():
     data = torch.zeros(4, 2), torch.zeros(4, 1)
     with pytest.raises(ConfigError, match="no codec is called that"):
         gradtide.fit(nn.Linear(2, 1), data, compress="zip")
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("weighted", ["training", "validation"])
+def test_either_of_training_and_validation_data_may_have_sample_weights(devices, weighted):
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(33, 4, generator=random).double(), torch.randint(3, (33,), generator=random)
+    with_weights, net = (x, y, torch.rand(33, generator=random)), torch.nn.Linear(4, 3).double()
+    data, validation = (with_weights, (x, y)) if weighted == "training" else ((x, y), with_weights)
+    history = gradtide.fit(net, data, validation=validation, devices=devices, lr=0.1)
+    seen = gradtide.evaluate(net, validation)
+    assert history.validation_loss == [pytest.approx(seen.loss, abs=1e-12)]
+    assert history.validation_accuracy == [seen.accuracy]
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "SparseAdam"])
+def test_sparse_embeddings_are_those_of_plain_pytorch_on_one_device_and_refused_on_several(optimizer):
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randint(10, (32, 3), generator=random), torch.randint(3, (32,), generator=random)
+    net = torch.nn.EmbeddingBag(10, 3, sparse=True)
+    other = torch.nn.EmbeddingBag(10, 3, sparse=True)
+    other.load_state_dict(net.state_dict())
+    batches = [(x[:16], y[:16]), (x[16:], y[16:])]
+    gradtide.fit(net, batches, lr=0.1, optimizer=optimizer)
+    plain = getattr(torch.optim, optimizer)(other.parameters(), lr=0.1)
+    for inputs, targets in batches:
+        torch.nn.functional.cross_entropy(other(inputs), targets).backward()
+        plain.step()
+        plain.zero_grad()
+    assert torch.allclose(net.weight, other.weight, rtol=0, atol=1e-7)
+    with pytest.raises(ConfigError, match="EmbeddingBag gives sparse gradients, which devices of one process don't"):
+        gradtide.fit(net, batches, lr=0.1, devices=2, optimizer=optimizer)

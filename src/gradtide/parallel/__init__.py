@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from gradtide.parallel.devices.batch_norm import has_batch_norm, share_batch_norm
 from gradtide.parallel.devices.batches import DeviceBatch, split_batch
 from gradtide.parallel.devices.pool import Device, DevicePool, find_devices
-from gradtide.parallel.devices.replicas import Replica, replicate
+from gradtide.parallel.devices.replicas import FirstEdited, Replica, replicate
 from gradtide.parallel.devices.step import BatchResult, train_batch, train_part
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ __all__ = [
     "Device",
     "DeviceBatch",
     "DevicePool",
+    "FirstEdited",
     "ModelParallel",
     "Replica",
     "find_devices",

@@ -256,7 +256,8 @@ class ModelParallel:
             whole_loss=loss is not None and not (loss.terms.known or loss.terms.said),
             threads=None if alone else torch.get_num_threads(),
         )
-        return plan_chain(chain, x, _samples(x), self.optimizer, wishes).using_all()
+        with torch.random.fork_rng(devices=[]):  # the program's own order of samples goes on as if nothing was measured
+            return plan_chain(chain, x, _samples(x), self.optimizer, wishes).using_all()
 
     def _refuse_mixing(self, chain: Chain, layout: Layout, x: Any) -> None:
         """A capacity of an expert is reached by a whole batch, and neither by the few samples of a trace nor by its

@@ -23,7 +23,7 @@ from gradtide.parallel.devices.shapes import LossGiven, ModelGiven
 from gradtide.parallel.devices.step import count_correct
 from gradtide.train.arguments import EVALUATE, check_model
 from gradtide.train.settings import check_precision
-from gradtide.train.source import Batch, BatchSource, alike, as_source, read_ahead, with_targets
+from gradtide.train.source import Batch, BatchSource, as_first_worker, as_source, read_ahead, with_targets
 from gradtide.train.steering.metrics import Metrics
 from gradtide.train.steering.outputs import gather_rows, join_rows
 from gradtide.train.steering.weights import WeightedLoss, count_weights
@@ -157,7 +157,7 @@ def _group() -> Group | None:
 
 def _for_all(source: BatchSource, group: Group | None) -> BatchSource:
     """In the same order on all workers."""
-    return source if group is None else replace(source, read=lambda epoch: alike(source.read(epoch), 0))
+    return source if group is None else replace(source, read=lambda epoch: as_first_worker(source.read(epoch), group))
 
 
 def _part_of(group: Group | None, devices: Sequence[Device]) -> Callable[[Batch], list[DeviceBatch]]:
@@ -240,14 +240,14 @@ def _rows(replicas: Sequence[Replica], batch: Batch, shards: Sequence[DeviceBatc
 @contextmanager
 def _evaluating(replicas: Sequence[Replica]) -> Iterator[None]:
     _share_buffers(replicas)
-    was_training = [replica.module.training for replica in replicas]
+    was_training = [(module, module.training) for replica in replicas for module in replica.module.modules()]
     for replica in replicas:
         replica.module.eval()
     try:
         yield
     finally:
-        for replica, training in zip(replicas, was_training, strict=True):
-            replica.module.train(training)
+        for module, training in was_training:  # each by itself: a part may be in eval mode for good
+            module.training = training
 
 
 def _share_buffers(replicas: Sequence[Replica]) -> None:

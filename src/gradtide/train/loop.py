@@ -19,6 +19,7 @@ from gradtide.parallel.devices.losses import LossFn, LossTerms
 from gradtide.parallel.devices.step import check_strategy
 from gradtide.train.arguments import FIT, FIT_UNNAMED, check_kinds, check_model
 from gradtide.train.evaluation import make_loss
+from gradtide.train.generators import DataGenerators
 from gradtide.train.keeper import Checkpoints, Keeper
 from gradtide.train.optimizers import OptimizerFactory, Optimizers
 from gradtide.train.position import History
@@ -33,7 +34,7 @@ from gradtide.train.settings import (
     check_split,
     check_validation,
 )
-from gradtide.train.source import accumulated, as_source
+from gradtide.train.source import accumulated, as_source, with_equal_weights
 from gradtide.train.steering.callbacks import Callbacks, FitEnd
 from gradtide.train.steering.metrics import Metrics
 from gradtide.train.steering.progress import ProgressLine, wants_progress
@@ -160,8 +161,12 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     loss_of_all.precision = check_precision(precision)
     source = accumulated(read, accumulate)
     tests = None if validation is None else as_source(validation, max(1024, batch_size), shuffle=False)
-    if tests is not None and tests.weighted != read.weighted:
-        raise ConfigError("the training data and the validation data must both have sample weights, or neither")
+    test_loss = loss_of_all
+    if tests is not None and read.weighted and not tests.weighted:
+        tests = with_equal_weights(tests)
+    elif tests is not None and tests.weighted and not read.weighted:
+        test_loss = make_loss(loss, loss_terms, tests, found)
+        test_loss.precision = loss_of_all.precision
     if split is None:
         check_batch(source.batch_size, len(found), job.size if job else 1)
     apart = check_local(sync, source.batches, checkpoints)
@@ -192,7 +197,8 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     with DevicePool(found) as pool:
         kind = _kind_of_run(job, sync, smaller, emit) if split is None else _split_run(job, split)
         run = kind(model, found, pool, loss_of_all, strategy, shared_norm, seed)
-        run.steering = steering
+        run.test_loss = test_loss
+        run.steering, run.generators = steering, DataGenerators(train_data, validation)
         if balance:
             run.balance()
         run.start(optimizers, keeper)
@@ -207,7 +213,8 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
             if log is not None:
                 log.close()
             run.close()
-            model.load_state_dict(run.replicas[0].module.state_dict())
+            if run.replicas[0].module is not model:  # a split model is there itself, unless it was lost with a worker
+                model.load_state_dict(run.replicas[0].module.state_dict())
             if run.has_model:
                 optimizers.give_back(run.optimizers[0], run.replicas[0].module)
             steering.callbacks.tell(FitEnd(run.history, model, run.is_main, failed=not well))

@@ -15,6 +15,7 @@ from gradtide.train.steering.rates import check_rate
 __all__ = ["OptimizerFactory", "Optimizers"]
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]  # of the parameters
+_EACH = ("params", "lr", "initial_lr")  # what a group has by itself, or is set elsewhere
 
 
 class Optimizers:
@@ -30,6 +31,7 @@ class Optimizers:
         self._rates: list[float] | None = None  # of each group, before the factor
         self._first: list[float] | None = None  # of each group, before any schedule
         self._set: list[float] | None = None  # what the groups were told last
+        self._options: list[dict[str, Any]] | None = None  # of each group, as all copies had them last
         if self._given is not None:
             _check_given(self._given, model)
             self._check(self._given)
@@ -76,6 +78,8 @@ class Optimizers:
             for index, group in _groups(optimizers):
                 if float(group["lr"]) != self._set[index]:
                     self._rates[index] = float(group["lr"])
+        if self._given is None and len(optimizers) > 1:
+            self._follow_options(optimizers)
         for index, group in _groups(optimizers):
             rate = self._rates[index] * factor
             if isinstance(group["lr"], Tensor):
@@ -92,6 +96,17 @@ class Optimizers:
         self._rates = [float(group["lr"]) for group in own]
         for index, group in _groups(optimizers):
             group.update({name: value for name, value in own[index].items() if name not in ("params", "lr")})
+
+    def _follow_options(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """What the program has set in one of them (momentum, weight decay) is everybody's."""
+        known = self._options or [dict[str, Any]() for _ in optimizers[0].param_groups]
+        for index, group in _groups(optimizers if self._options else optimizers[:1]):
+            now = _plain_options(group)
+            if now != known[index]:
+                known[index] = now
+                for other in optimizers:
+                    other.param_groups[index].update(now)
+        self._options = known
 
     def begin_schedule(self, optimizers: Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """The optimizer that a scheduler is to change: with the rates that the user gave, as before any step."""
@@ -190,6 +205,10 @@ def _copy_to(
             if isinstance(value, Tensor) and value.device == homes.get(parameter):  # `step` stays on the CPU
                 state[name] = value.to(parameter.device)
     return made
+
+
+def _plain_options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in _EACH and not isinstance(value, Tensor)}
 
 
 def _extras(optimizer: torch.optim.Optimizer) -> list[str]:

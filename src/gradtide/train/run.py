@@ -16,6 +16,7 @@ from gradtide.parallel import (
     Device,
     DeviceBatch,
     DevicePool,
+    FirstEdited,
     Replica,
     has_batch_norm,
     replicate,
@@ -32,10 +33,11 @@ from gradtide.parallel.devices.randomness import DeviceRandom, seed_devices
 from gradtide.parallel.devices.shares import DeviceShares
 from gradtide.parallel.devices.step import BatchResult
 from gradtide.train.evaluation import Evaluation, evaluate_replicas
+from gradtide.train.generators import DataGenerators
 from gradtide.train.keeper import Keeper
 from gradtide.train.optimizers import Optimizers
 from gradtide.train.position import History, Position
-from gradtide.train.source import Batch, BatchSource, StepBatch, StepSource, read_ahead
+from gradtide.train.source import Batch, BatchSource, ReadAhead, StepBatch, StepSource
 from gradtide.train.steering.callbacks import Callbacks, EpochEnd
 from gradtide.train.steering.metrics import Metrics
 from gradtide.train.steering.rates import Rates
@@ -64,6 +66,11 @@ class Run:
 
     steering = Steering()
     history = History()
+    generators = DataGenerators()  # of the process, and of the data
+    epoch_random: Mapping[str, torch.Tensor] = {}  # where they were at the start of this epoch
+    resumed_random: Mapping[str, torch.Tensor] | None = None  # and at the checkpoint that this run goes on from
+    test_loss: Loss  # of the validation data, which may have sample weights where the training data has none
+    reading: ReadAhead[Any] | None = None  # the batches of this epoch
     is_main, is_lone = True, False  # whether this process writes for all; whether it goes on without the others
 
     def __init__(
@@ -89,8 +96,6 @@ class Run:
             self._share_batch_norm()
         # Watches the first batch; stays only if the model drew random numbers, since it costs time at every operation.
         self.randomness: list[DeviceRandom | None] | None = seed_devices(devices, seed)
-        self.epoch_random = torch.get_rng_state()  # torch's own generator, at the start of this epoch
-        self.resumed_random: torch.Tensor | None = None  # where it was at the checkpoint that this run goes on from
 
     def _share_batch_norm(self) -> None:
         meeting = self._meeting()
@@ -171,20 +176,27 @@ class Run:
         at.history.accuracy.append(seen.accuracy)
         at.history.lr.append(at.lr)
         self._test(tests, at.epoch, at.history, emit)
-        if self.steering.callbacks:
-            self._tell_callbacks(at, before)
+        self._tell_callbacks(at, before)
         at.next_epoch()
 
     def _tell_callbacks(self, at: Position, before: Mapping[str, int]) -> None:
         """The figures that this epoch added; one worker that wants to stop stops all."""
+        if not self._any_says(bool(self.steering.callbacks)):
+            return
         new = [(name, seen[-1]) for name, seen in at.history.columns().items() if len(seen) > before.get(name, 0)]
         values = {name: value for name, value in new if value is not None}
-        with self.whole():
-            module = self.replicas[0].module
-            event = EpochEnd(at.epoch, at.step, values, at.history, module, self.is_main, self.is_lone)
-            self.steering.callbacks.tell(event)
+        module = self.replicas[0].module
+        event = EpochEnd(at.epoch, at.step, values, at.history, module, self.is_main, self.is_lone)
+        self._let_edit(lambda: self.steering.callbacks.tell(event))
         if not self.is_lone and self._any_says(bool(event.asked)):
             at.history.stopped = event.asked[0] if event.asked else "a callback of another worker asked for it"
+
+    def _let_edit(self, tell: Callable[[], None]) -> None:
+        """`tell` may change the first replica's model. Afterwards all that train together have what it made of it."""
+        edited = FirstEdited(self.replicas)
+        with self.whole():
+            tell()
+        self.replicas = edited.follow()
 
     def _any_says(self, this_one: bool) -> bool:
         """Whether any of those that train together says so."""
@@ -250,7 +262,11 @@ class Run:
 
     def _shards(self, source: StepSource, at: Position) -> Iterator[list[DeviceBatch]]:
         steps = self._read(source.read, at)
-        return read_ahead(self._cut(step) for step in steps)
+        return self._ahead(self._cut(step) for step in steps)
+
+    def _ahead(self, items: Iterable[T]) -> Iterator[T]:
+        self.reading = ReadAhead(items)
+        return iter(self.reading)
 
     def _cut(self, step: StepBatch) -> list[DeviceBatch]:
         """Every device's part; where they meet in batch normalisation, of the pieces that one device would compute."""
@@ -267,12 +283,12 @@ class Run:
     def _read(self, read: Callable[[int], Iterable[T]], at: Position) -> Iterator[T]:
         """The batches that are left of an epoch, in the order in which they came the first time."""
         if self.resumed_random is None:
-            self.epoch_random = torch.get_rng_state()
+            self.epoch_random = self.generators.states()
             return iter(read(at.epoch))
-        torch.set_rng_state(self.epoch_random)
+        self.generators.load(self.epoch_random)
         batches = islice(read(at.epoch), at.in_epoch, None)
         first = list(islice(batches, 1))
-        torch.set_rng_state(self.resumed_random)
+        self.generators.load(self.resumed_random)
         self.resumed_random = None
         return chain(first, batches)
 
@@ -285,7 +301,7 @@ class Run:
         return seen
 
     def _evaluate(self, tests: BatchSource) -> Evaluation | None:
-        return evaluate_replicas(self.replicas, tests, self.loss, self.pool, self._split, self.steering.metrics)
+        return evaluate_replicas(self.replicas, tests, self.test_loss, self.pool, self._split, self.steering.metrics)
 
     def _test(self, tests: BatchSource | None, epoch: int, history: History, emit: Emit) -> None:
         seen = self._evaluate(tests) if tests else None

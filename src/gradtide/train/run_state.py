@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 MODEL, STATE, REPLICA, RANDOM, OUTER = "model/", "optimizer/", "replica-", "random/", "outer/"
+NOW, EPOCH = f"{RANDOM}now", f"{RANDOM}epoch"  # of what draws while data is read; '' is torch's own generator
 COMPRESSION = "compression/"  # each worker's own
 COMPRESSION_LEFT = f"{COMPRESSION}left "  # of that, what it has left out
 _COMPRESSION_RATE = f"{COMPRESSION}rate "  # and the learning rate by which that counts
@@ -36,7 +37,10 @@ _PART = "\n"  # between a parameter's name and that of a piece of the outer opti
 def collect(run: "Run", *, with_model: bool, with_state: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Copies of everything; `with_model`, `with_state`: of the model and its optimizer too, else somebody else has
     them."""
-    found: dict[str, Tensor] = {f"{RANDOM}now": torch.get_rng_state(), f"{RANDOM}epoch": run.epoch_random}
+    if run.reading is not None:
+        run.reading.settle()
+    found: dict[str, Tensor] = {f"{NOW}{name}": state for name, state in run.generators.states().items()}
+    found |= {f"{EPOCH}{name}": state for name, state in run.epoch_random.items()}
     for i, replica in enumerate(run.replicas):
         device = replica.device.torch_device
         if device.type == "cuda":
@@ -132,6 +136,10 @@ def without_draws(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{RANDOM}device-")}
 
 
+def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name != "params"}
 
@@ -179,8 +187,7 @@ def _like(value: Any, example: Any) -> Any:
 
 def put_back(run: "Run", tensors: Mapping[str, Tensor], draws: bool) -> None:
     """Generators and every device's own buffers. The epoch's own generator is put back when its data is read again."""
-    # Clones: a generator reads a state from where its storage begins, wherever the tensor does.
-    run.epoch_random, run.resumed_random = tensors[f"{RANDOM}epoch"].clone(), tensors[f"{RANDOM}now"].clone()
+    run.epoch_random, run.resumed_random = _named(tensors, EPOCH), _named(tensors, NOW)
     if not draws:
         run.randomness = None
     for i, replica in enumerate(run.replicas):

@@ -1,8 +1,8 @@
 """Tensors, arrays, a Dataset, a DataLoader or a generator as one kind of source of batches, which is read ahead."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from gradtide.collective import Group
 from gradtide.errors import ConfigError, DataError
 from gradtide.parallel.devices.nested import length
 from gradtide.train.steering.batches import as_batch, is_batches, is_weighted, with_targets
@@ -20,13 +21,16 @@ from gradtide.train.steering.batches import as_batch, is_batches, is_weighted, w
 __all__ = [
     "Batch",
     "BatchSource",
+    "ReadAhead",
     "StepBatch",
     "StepSource",
     "accumulated",
     "alike",
+    "as_first_worker",
     "as_pair",
     "as_source",
     "read_ahead",
+    "with_equal_weights",
     "with_targets",
 ]
 
@@ -192,7 +196,7 @@ def as_pair(batch: Any, weighted: bool) -> Batch:
 
 
 def alike(batches: Iterable[T], seed: int) -> Iterator[T]:
-    """The same order for all workers, even from a DataLoader that shuffles with torch's own generator."""
+    """In an order of our own for all workers, where they don't meet to agree on one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         iterator = iter(batches)
@@ -200,17 +204,60 @@ def alike(batches: Iterable[T], seed: int) -> Iterator[T]:
     return chain(first, iterator)
 
 
+def as_first_worker(batches: Iterable[T], group: Group | None) -> Iterator[T]:
+    """In the order that worker 0 gives, from where torch's own generator is there: that of one process. All call it.
+
+    Generators that are alike stay alike, and are where one process's would be; another worker's own stays as it is.
+    """
+    if group is None:
+        return iter(batches)
+    own = torch.get_rng_state()
+    first_workers = own.clone()
+    with group.purpose("where they begin to go over a DataLoader, which all workers do together"):
+        group.broadcast(first_workers)
+    torch.set_rng_state(first_workers)
+    iterator = iter(batches)
+    first = list(islice(iterator, 1))
+    if not torch.equal(own, first_workers):
+        torch.set_rng_state(own)
+    return chain(first, iterator)
+
+
+def with_equal_weights(source: BatchSource) -> BatchSource:
+    """Where other data has sample weights: these samples count alike."""
+
+    def read(epoch: int) -> Iterator[Batch]:
+        for inputs, targets in source.read(epoch):
+            yield inputs, (targets, torch.ones(length(targets), dtype=torch.float64))
+
+    return replace(source, read=read, weighted=True, loader=None)
+
+
 def _generator(seed: int, epoch: int) -> torch.Generator:
     # Another odd factor than 1, so that seed 0 in epoch 1 is not seed 1 in epoch 0.
     return torch.Generator().manual_seed(seed * 1_000_003 + epoch)
 
 
+class ReadAhead(Iterable[T]):
+    """The items, while a thread of its own already works on the next one."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items, self._upcoming = items, Future[Any]()
+        self._upcoming.set_result(None)
+
+    def __iter__(self) -> Iterator[T]:
+        iterator, end = iter(self._items), object()
+        initializer = partial(torch.set_num_threads, 1)  # reading must not take the devices' cores
+        with ThreadPoolExecutor(1, thread_name_prefix="gradtide reader", initializer=initializer) as reader:
+            self._upcoming = reader.submit(next, iterator, end)
+            while (item := self._upcoming.result()) is not end:
+                self._upcoming = reader.submit(next, iterator, end)
+                yield item
+
+    def settle(self) -> None:
+        """Until the next one is read: nothing is drawn before another item is asked for."""
+        wait([self._upcoming])
+
+
 def read_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yields the items while a thread of its own already works on the next one."""
-    iterator, end = iter(items), object()
-    initializer = partial(torch.set_num_threads, 1)  # reading must not take the devices' cores
-    with ThreadPoolExecutor(1, thread_name_prefix="gradtide reader", initializer=initializer) as reader:
-        upcoming = reader.submit(next, iterator, end)
-        while (item := upcoming.result()) is not end:
-            upcoming = reader.submit(next, iterator, end)
-            yield item  # type: ignore[misc]
+    return iter(ReadAhead(items))

@@ -58,7 +58,8 @@ def train_batch(
     loss.refuse_nothing(terms)
 
     def update(index: int) -> None:
-        replicas[index].gradients.hand_out(used)
+        if len(replicas) > 1:
+            replicas[index].gradients.hand_out(used)
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(replicas[index].gradients.parameters, clip_norm)
         optimizers[index].step()
@@ -66,7 +67,7 @@ def train_batch(
 
     seen, used = _forward_and_backward(replicas, parts, loss, pool, randomness)
     emit(GradientsReady())
-    emit(GradientsSynchronised(_synchronise(replicas, strategy, pool)))
+    emit(GradientsSynchronised(_synchronise(replicas, strategy, pool) if len(replicas) > 1 else 0))
     pool.run(update)
     emit(ParametersUpdated())
     return _result(seen, shards, terms)
@@ -190,6 +191,8 @@ def _forward_and_backward(
             return [], [False] * len(replica.gradients.parameters)
         drawing = randomness[index] if randomness else None
         seen = [_backward(replica, part, loss, drawing) for part in parts[index]]
+        if len(replicas) == 1:  # its .grad is the whole gradient already, of whatever layout
+            return seen, []
         return seen, replica.gradients.collect()
 
     done = pool.run(work, len(parts)) + [work(index) for index in range(len(parts), len(replicas))]

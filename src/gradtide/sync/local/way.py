@@ -19,7 +19,7 @@ from gradtide.sync.local.progress import APART, GATHERED, MEETING, WindowMembers
 from gradtide.sync.local.settings import Local
 from gradtide.sync.local.smaller import SmallerChanges
 from gradtide.sync.reduce import Reduce
-from gradtide.sync.state import Options, share_named, share_place
+from gradtide.sync.state import Options, share_buffers, share_named, share_place
 from gradtide.sync.trained import Trained
 
 __all__ = ["LocalSteps"]
@@ -375,6 +375,7 @@ class LocalSteps:
         if self._group is not None:
             for _, parameter in self._trained.everything:
                 self._group.broadcast(parameter.data)
+            share_buffers(self._trained, self._group)
         self._base.take()
 
     def share_buffers(self, root: int = 0) -> None:

@@ -149,10 +149,10 @@ class SharedParameters(InGroup):
     def edit(self) -> Iterator[None]:
         """Rank 0 changes the shared parameters; what the others do in here is done to copies, and forgotten."""
         self._check_values()
-        self._group.barrier()
         if self._rank:
             for parameter in self._trained.parameters:
                 parameter.data = parameter.data.clone()
+        self._group.barrier()  # rank 0 changes nothing before all have copied it
         try:
             yield
         finally:
@@ -160,8 +160,9 @@ class SharedParameters(InGroup):
                 self._attach()
         self._check_places()
         self._group.barrier()
+        shared = set(map(id, self._trained.parameters))
         for _, parameter in self._trained.everything:
-            if not parameter.requires_grad:
+            if id(parameter) not in shared:
                 self._group.broadcast(parameter.data)
         self._values_seen.remember_all(self._trained.parameters)
 

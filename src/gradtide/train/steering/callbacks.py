@@ -29,15 +29,16 @@ class EpochEnd(Event):
     """What a callback is given when an epoch is over, and the validation data has been evaluated.
 
     `epoch` counts from 1, and `step` all steps so far. `values` has the epoch's figures by name, `history` those of all
-    epochs. `model` is to be looked at or saved, not changed. `is_main`: whether this worker writes for all. `lone`:
-    over servers each worker goes on by itself, so that none can stop the others.
+    epochs. `model` may be looked at, saved and changed in place: all devices and workers follow (docs/fit.md).
+    `is_main`: whether this worker writes for all. `lone`: over servers each worker goes on by itself, so that none can
+    stop the others.
     """
 
     epoch: int
     step: int
     values: dict[str, float]  # by name: loss, accuracy, validation_loss, ..., lr, and every metric
     history: History
-    model: nn.Module  # as it is now: for looking at and saving, not for changing
+    model: nn.Module  # as it is now; what is changed in it counts on all devices and workers
     is_main: bool  # whether this worker writes what one of them is to write
     lone: bool  # over servers: each worker goes on by itself, so none can stop the others
     asked: list[str] = field(default_factory=list)

@@ -1,9 +1,9 @@
 """fit's run as one worker of a job: the same loop, with our part of every batch and one model for all workers."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -14,7 +14,7 @@ from gradtide.compress import AUTO
 from gradtide.errors import ConfigError, RolledBack
 from gradtide.even_share import even_share
 from gradtide.events import CompressionDecided, Emit, Event, ParametersUpdated
-from gradtide.parallel import Device, DeviceBatch, DevicePool, shard, train_part
+from gradtide.parallel import Device, DeviceBatch, DevicePool, FirstEdited, shard, train_part
 from gradtide.parallel.agreed_shares import NOBODY_WAITS, AgreedShares
 from gradtide.parallel.devices.batch_norm import NormExchange
 from gradtide.parallel.devices.batches import split_pieces
@@ -41,12 +41,14 @@ from gradtide.train.keeper import Keeper
 from gradtide.train.optimizers import Optimizers
 from gradtide.train.position import History, Position
 from gradtide.train.run import Run
-from gradtide.train.source import Batch, BatchSource, StepBatch, StepSource, alike, read_ahead
+from gradtide.train.source import Batch, BatchSource, StepBatch, StepSource, alike, as_first_worker
 from gradtide.train.steering.outputs import gather_rows
 from gradtide.train.together.own_parts import as_step, loader_of_parts, read_parts
 from gradtide.train.together.telling import tell
 
 __all__ = ["RunTogether"]
+
+T = TypeVar("T")
 
 
 class RunTogether(Run):
@@ -146,6 +148,49 @@ class RunTogether(Run):
         said = torch.tensor([int(this_one)])
         return self.synchroniser.together(lambda: bool(self.synchroniser.way.add_up(said) > 0), lambda: this_one)
 
+    def _let_edit(self, tell: Callable[[], None]) -> None:
+        """Over servers each worker goes on by itself, so nobody takes over what one has changed."""
+        edited, parameters = FirstEdited(self.replicas), list(self.replicas[0].module.named_parameters())
+        if self.is_lone:
+            values = [p.detach().clone() for _, p in parameters] if self.synchroniser.way.servers_step else []
+            tell()
+            changed = [name for (name, p), value in zip(parameters, values, strict=False) if not torch.equal(p, value)]
+            if changed:
+                raise ConfigError(
+                    f"a callback changed {changed[0]}, but the servers hold the parameters and step them; say "
+                    "clip_norm=, and each worker does"
+                )
+            self.replicas = edited.follow(alone=False)
+            self.synchroniser.before_forward()
+            return
+        told = False
+
+        def tell_once() -> None:
+            nonlocal told
+            if not told:
+                told = True
+                tell()
+
+        def edit() -> None:
+            with self.synchroniser.edit():
+                tell_once()
+            self._follow_first_worker()
+
+        self.synchroniser.together(edit, tell_once)
+        self.replicas = edited.follow(alone=False)
+        self.synchroniser.before_forward()  # what was frozen, say
+
+    def _follow_first_worker(self) -> None:
+        """In what is no value of a parameter: what asks for a gradient, and buffers."""
+        if self._job.group is None:
+            return
+        parameters = list(self.replicas[0].module.parameters())
+        asking = torch.tensor([p.requires_grad for p in parameters], dtype=torch.uint8)
+        self._job.group.broadcast(asking)
+        for parameter, asks in zip(parameters, asking.tolist(), strict=True):
+            parameter.requires_grad_(bool(asks))
+        self.synchroniser.way.share_buffers()
+
     @property
     def has_model(self) -> bool:
         return not self.synchroniser.way.servers_step
@@ -177,7 +222,7 @@ class RunTogether(Run):
         self.made_by.forget()
         if rewound is not None:
             return keeper.go_back(self, rewound.folder)
-        self.resumed_random = torch.get_rng_state()
+        self.resumed_random = self.generators.states()
         return at
 
     def _catch_up(self) -> None:
@@ -189,7 +234,7 @@ class RunTogether(Run):
     def _shards(self, source: StepSource, at: Position) -> Iterator[list[DeviceBatch]]:
         """Batches are read ahead, whole or our part, and cut here: when a worker dies, for those who are left."""
         read = self._read(self._reading(source, at), at)
-        batches = read_ahead(self._dealt(self._checked(batch, source)) for batch in read)
+        batches = self._ahead(self._dealt(self._checked(batch, source)) for batch in read)
         self._before, begun = self._job.batches, at.in_epoch
         # Over servers nobody waits for others just to compare batches.
         check, balance = self.synchroniser.way.is_collective, self._agreed or False
@@ -212,12 +257,17 @@ class RunTogether(Run):
         def read(epoch: int) -> Iterator[StepBatch | PartBatch]:
             loader = None if self._meets_within(source.accumulate) else loader_of_parts(source, epoch)
             if loader is None:
-                return alike(source.read(epoch), self._seed_of(epoch))
+                return self._in_order(source.read(epoch), self._seed_of(epoch))
             seed = seed_of_worker(self._seed_of(epoch), number)
             reader = PartReader(loader, own.expect, seed, FirstWatched())
-            return alike(read_parts(loader, reader, source.accumulate, done, number), self._seed_of(epoch))
+            parts = read_parts(loader, reader, source.accumulate, done, number)
+            return self._in_order(parts, self._seed_of(epoch))
 
         return read
+
+    def _in_order(self, batches: Iterable[T], seed: int) -> Iterator[T]:
+        """The same on all workers: that of one process, where they can meet to agree on it."""
+        return as_first_worker(batches, self._job.group) if self.agrees else alike(batches, seed)
 
     def _seed_of(self, epoch: int) -> int:
         return self._seed * 1_000_003 + epoch
@@ -320,8 +370,10 @@ class RunTogether(Run):
     def _evaluate_own(self, tests: BatchSource) -> Evaluation:
         metrics, group = self.steering.metrics, self._job.group
         gather = partial(gather_rows, group) if group is not None and metrics else None
-        alike_tests = replace(tests, read=lambda epoch: alike(tests.read(epoch), self._seed))
-        return evaluate_replicas(self.replicas, alike_tests, self.loss, self.pool, self._split_own, metrics, gather)
+        alike_tests = replace(tests, read=lambda epoch: self._in_order(tests.read(epoch), self._seed))
+        return evaluate_replicas(
+            self.replicas, alike_tests, self.test_loss, self.pool, self._split_own, metrics, gather
+        )
 
     def _split_own(self, batch: Batch) -> list[DeviceBatch]:
         """Our part of a batch of the test data; nothing if it is that small."""

@@ -1,6 +1,6 @@
 """fit's run of a split model: the same loop, whose steps go through the stages of one model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -8,27 +8,31 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradtide.collective import Group
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 from gradtide.even_share import even_share
 from gradtide.events import BatchDone, Emit, Event, ParametersUpdated, SplitDecided, TaskDone, ignore
-from gradtide.parallel import Device, DeviceBatch, DevicePool, ModelParallel
+from gradtide.parallel import Device, DeviceBatch, DevicePool, FirstEdited, ModelParallel
 from gradtide.parallel.devices.losses import Loss
 from gradtide.parallel.devices.nested import length
 from gradtide.parallel.devices.replicas import FlatGradients, Replica
 from gradtide.parallel.devices.step import BatchResult, count_correct
 from gradtide.parallel.split.cut.exactness import BatchNormChoice
+from gradtide.parallel.split.run.setting_up import broadcast_model
 from gradtide.sync import Job
 from gradtide.train.evaluation import Evaluation
 from gradtide.train.keeper import Keeper
 from gradtide.train.optimizers import Optimizers
 from gradtide.train.position import History, Position
 from gradtide.train.run import Run
-from gradtide.train.source import BatchSource, StepSource, read_ahead
+from gradtide.train.source import BatchSource, StepBatch, StepSource, as_first_worker
 from gradtide.train.steering.outputs import join_rows
 from gradtide.train.steering.rates import Rates
 
 __all__ = ["RunSplit"]
+
+_WEIGHTED = "sample weights are for copies of a whole model, and split= for parts of one; leave one out"
 
 
 class RunSplit(Run):
@@ -52,14 +56,11 @@ class RunSplit(Run):
         if self._job is not None and len(devices) > 1:
             raise ConfigError("with split= every worker of a job is a device; leave devices= out")
         if loss.weighted:
-            raise ConfigError(
-                "sample weights are for copies of a whole model, and split= for parts of one; leave one out"
-            )
+            raise ConfigError(_WEIGHTED)
         self.pool, self.loss, self.strategy, self._seed = pool, loss, strategy, seed
         self.replicas = [Replica(devices[0], model.train(), FlatGradients([]))]
         self.optimizers, self.shares, self.randomness, self.least_part = [], None, None, 1
-        self.epoch_random, self.resumed_random = torch.get_rng_state(), None
-        self._failed, self._told = False, False
+        self._failed, self._replaced, self._told = False, False, False
         self._told_to: Emit = ignore
         self._batch_norm: BatchNormChoice = "shared" if sync_batch_norm else ""
 
@@ -78,6 +79,8 @@ class RunSplit(Run):
     def train(
         self, source: StepSource, tests: BatchSource | None, epochs: int, rates: Rates, emit: Emit, keeper: Keeper
     ) -> History:
+        if tests is not None and tests.weighted:
+            raise ConfigError(_WEIGHTED)
         told = self._told_to = emit if self._job is None else _shared_out(self._job, emit)
         return super().train(source, tests, epochs, rates, told, keeper)
 
@@ -90,11 +93,36 @@ class RunSplit(Run):
         self.model.steps = at.step
 
     def _shards(self, source: StepSource, at: Position) -> Iterator[list[DeviceBatch]]:
-        return read_ahead([DeviceBatch(step.inputs, step.targets, 1.0)] for step in self._read(source.read, at))
+        def read(epoch: int) -> Iterator[StepBatch]:
+            return as_first_worker(source.read(epoch), self._group)
+
+        return self._ahead([DeviceBatch(step.inputs, step.targets, 1.0)] for step in self._read(read, at))
+
+    @property
+    def _group(self) -> Group | None:
+        return None if self._job is None else self._job.group
 
     def _any_says(self, this_one: bool) -> bool:
-        group = None if self._job is None else self._job.group
+        group = self._group
         return this_one if group is None else bool(group.all_reduce(torch.tensor([int(this_one)])) > 0)
+
+    def _let_edit(self, tell: Callable[[], None]) -> None:
+        """Values are followed; what else the model is was traced."""
+        edited, module = FirstEdited(self.replicas), self.replicas[0].module
+        with self.whole():
+            tell()
+            if edited.set_attribute:
+                raise ConfigError(
+                    f"a callback changed {edited.set_attribute}, but a split model computes as it did when it was "
+                    "split; change values of parameters alone, or leave split= out"
+                )
+            try:
+                edited.follow(alone=False)
+            except ConfigError:
+                self._failed = self._replaced = True
+                raise
+            broadcast_model(module, self._group)
+            self.model.load_state_dict(module.state_dict())
 
     def _step(self, shards: list[DeviceBatch], emit: Emit) -> BatchResult:
         try:
@@ -115,7 +143,7 @@ class RunSplit(Run):
         metrics = self.steering.metrics
         metrics.reset()
         self.model.eval()
-        for inputs, targets in tests.read(0):
+        for inputs, targets in as_first_worker(tests.read(0), self._group):
             outputs = self.model(inputs)
             weighed = self.loss.begin([DeviceBatch(inputs, targets, 1.0)], split=False)
             value = self.loss(outputs, targets).item() if weighed.terms else 0.0
@@ -137,7 +165,7 @@ class RunSplit(Run):
 
     def close(self) -> None:
         """A job that lost a worker has lost its part of the model: that is in the last checkpoint."""
-        if not (self._failed and self._job is not None):
+        if not (self._replaced or (self._failed and self._job is not None)):
             self.model.give_back()
         self.model.close()
 
