@@ -42,7 +42,7 @@ from gradtide.store.client.tensors.values import (
     shape_like,
     sources,
 )
-from gradtide.store.rules.codecs import check_compress, encoded_bytes, name_of
+from gradtide.store.rules.codecs import check_compress, encoded_bytes, has_older, tag_of
 from gradtide.store.rules.consistency import parse_consistency
 from gradtide.store.rules.tensors import bytes_of, dtype_name
 from gradtide.store.rules.updates import is_optimizer, plain_argument
@@ -139,9 +139,10 @@ class Store:
         """
         named = {key: value} if isinstance(key, str) else dict(key)
         delay = self._delay if consistency is None else parse_consistency(consistency)
-        handles = []
+        handles, tag = [], tag_of(compress)
+        there = self._catalogue.tags(list(named), tag) if has_older(tag) else {}
         for name, tensor in named.items():
-            spec = replace(_spec(name, tensor, update, delay, reject_nan), compress=name_of(compress))
+            spec = replace(_spec(name, tensor, update, delay, reject_nan), compress=there.get(name, tag))
             check_compress(spec, optimizer=is_optimizer(spec.update))
             handles.append(self._init(spec, tensor))
             while len(handles) > 64:

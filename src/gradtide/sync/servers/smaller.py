@@ -15,7 +15,7 @@ from torch import Tensor
 from gradtide.compress import AUTO, Compress
 from gradtide.errors import ConfigError
 from gradtide.store import Store
-from gradtide.store.rules.codecs import encoded_bytes
+from gradtide.store.rules.codecs import encoded_bytes, tag_of
 from gradtide.store.rules.updates import SCALE_RESIDUAL, WHOLE_ROUNDS
 from gradtide.store.wire.layouts import pieces_of
 from gradtide.store.wire.messages import KeySpec, UpdateRule
@@ -195,5 +195,5 @@ class Smaller:
 
 def _bytes(key: str, parameter: torch.nn.Parameter, codec: str) -> int:
     dtype = str(parameter.dtype).removeprefix("torch.")
-    spec = KeySpec(key, tuple(parameter.shape), dtype, UpdateRule("mean"), 0, compress=codec)
+    spec = KeySpec(key, tuple(parameter.shape), dtype, UpdateRule("mean"), 0, compress=tag_of(codec))
     return sum(piece.size_bytes for piece in pieces_of(spec, None, encoded_bytes))
