@@ -285,11 +285,11 @@ class Store:
 
     # --- what compression has left out ---
 
-    def residuals(self) -> dict[str, Tensor]:
+    def residuals(self, keys: Collection[str] | None = None) -> dict[str, Tensor]:
         """What compression has left out of this client's pushes so far, by key: it is part of the next push. A program
         that keeps its own checkpoints has to keep it, too. Residuals of several workers may be added up, and given to
         any of them."""
-        return self._compression.read_residuals()
+        return self._compression.read_residuals(keys)
 
     def add_residuals(self, residuals: Mapping[str, Tensor], *, instead: bool = False) -> None:
         """The next pushes carry this too, or `instead` of what was left out so far."""
