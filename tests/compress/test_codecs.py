@@ -8,7 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gradtide.compress import CODECS, Compress, Form, as_compress, pack, payload_bytes, read, unpack
+from gradtide.compress import (
+    CODECS,
+    FORMATS,
+    Compress,
+    Form,
+    as_compress,
+    codec_of_tag,
+    pack,
+    payload_bytes,
+    read,
+    text_of_tag,
+    unpack,
+)
 from gradtide.compress.powersgd import expand, orthonormalise, refill, thin
 from gradtide.errors import ConfigError, DataError
 from gradtide.testing.check_codec import check_codec
@@ -149,6 +161,16 @@ def test_a_byte_a_value_is_right_on_average(dtype):
     assert (np.abs(out.reshape(125, 8) - values) <= step + 1e-6).all()
 
 
+def test_zeros_beside_others_stay_zeros():
+    """A lot of exactly 1 would make something of them: one of 2^24 did."""
+    codec, values, out = codec_of("int8"), np.zeros(1 << 20, np.float32), np.empty(1 << 20, np.float32)
+    values[::1024] = 1
+    form = Form(len(values), values.dtype)
+    for draw in range(64):
+        unpack(codec, pack(codec, values, form, draw), form, out)
+        assert np.array_equal(out, values)
+
+
 def test_lots_differ_by_draw_and_are_the_same_for_the_same_draw():
     codec, values = codec_of("int8"), np.random.default_rng(3).standard_normal(3000).astype(np.float32)
     payloads = [pack(codec, values, Form(3000, values.dtype), draw).tobytes() for draw in (5, 5, 6, 5 << 32)]
@@ -156,12 +178,99 @@ def test_lots_differ_by_draw_and_are_the_same_for_the_same_draw():
     assert len(set(payloads)) == 3
 
 
+# --- halves ---
+
+
 def test_halves_saturate_and_round_to_the_nearest():
     values = np.array([1e6, -1e6, 65504.0, 1 / 3, 0.0, 1e-9], np.float32)
-    assert np.array_equal(through(codec_of("fp16"), values)[0], np.float16([65504, -65504, 65504, 1 / 3, 0, 0]))
+    found = np.empty_like(values)
+    form = Form(len(values), values.dtype)
+    unpack(FORMATS["fp16"](), pack(FORMATS["fp16"](), values, form, 0), form, found)  # as it was without scales
+    assert np.array_equal(found, np.float16([65504, -65504, 65504, 1 / 3, 0, 0]))
     out, _ = through(codec_of("bf16"), np.array([3.4e38, -3.4e38, 1.0], np.float32))
     assert np.isfinite(out).all()
     assert out[0] > 3.38e38
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes"),
+    [
+        (np.float32, [1e-8, 1e-7, 1.0, 1e6, 1e-30, 1e30, 1.2e-38, 3.4e38]),
+        (np.float64, [1e-8, 1e6, 1e-300, 1e300, 2.3e-308, 1.7e308]),
+    ],
+)
+def test_halves_have_eleven_digits_of_whatever_size_the_values_of_a_block_are(dtype, sizes):
+    """Each block is of another size, and they have no part in each other's scale."""
+    dice = np.random.default_rng(8)
+    values = np.concatenate([size * dice.uniform(0.1, 1, 1024) * dice.choice([-1, 1], 1024) for size in sizes])
+    values[::5] = 0.0
+    values = values.astype(dtype)[:-100]
+    out, _ = through(codec_of("fp16"), values)
+    there = values != 0
+    assert not out[~there].any()
+    assert (np.abs(out[there].astype(np.longdouble) / values[there] - 1) <= 2**-11 * (1 + 1e-6)).all()
+
+
+def test_where_halves_suffice_scales_change_no_digit():
+    values = (np.random.default_rng(9).uniform(0.01, 1000, 5000) * (-1) ** np.arange(5000)).astype(np.float32)
+    assert np.array_equal(through(codec_of("fp16"), values)[0], values.astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_smallest_numbers_and_the_largest_are_halves_too(dtype):
+    limits = np.finfo(dtype)
+    smallest = limits.smallest_subnormal if dtype is np.float32 else limits.smallest_normal
+    for value in (smallest, limits.smallest_normal, limits.max):
+        values = np.array([value, -value, 0.0], dtype)
+        out, _ = through(codec_of("fp16"), values)
+        assert np.allclose(out.astype(np.longdouble) / value, [1, -1, 0], rtol=0, atol=2**-10)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0, 3e38])
+def test_a_scale_that_halves_do_not_have_is_refused(wrong):
+    codec, values = codec_of("fp16"), np.ones(100, np.float32)
+    form = Form(100, values.dtype)
+    payload = pack(codec, values, form, 0)
+    payload[16:20].view(np.float32)[0] = wrong
+    with pytest.raises(DataError, match="a scale is not finite, or below 0"):
+        read(codec, payload, form)
+
+
+# --- bytes ---
+
+BYTES = {  # of GIVEN, by tag: what a tag stands for never changes
+    "fp16": "01040001080000000800000000000000003e00b400000042fffb1914004000bc",
+    "bf16": "02040001080000000800000000000000c03f80be0000404080c7833a004080bf",
+    "scaled_fp16": "0704000108000000080000000000000000000040003a00b00000003efff71910003c00b800000000",
+    "int8": "03040001080000000800000000000000e4f10044000000008100000000000000",
+    "onebit": "040400010800000008000000000000000000004692000000",
+    "topk": "0504000101000000080000000000000000e07fc704000000",
+}
+GIVEN = np.array([1.5, -0.25, 0.0, 3.0, -65504.0, 1e-3, 2.0, -1.0], np.float32)
+
+
+@pytest.mark.parametrize("tag", BYTES)
+def test_what_was_encoded_under_a_tag_is_decoded_as_it_was(tag):
+    codec, form, out = FORMATS[tag](), Form(len(GIVEN), GIVEN.dtype), np.empty_like(GIVEN)
+    payload = pack(codec, GIVEN.copy(), form, 7)
+    assert payload.tobytes().hex() == BYTES[tag]
+    unpack(codec, np.frombuffer(bytes.fromhex(BYTES[tag]), np.uint8), form, out)
+    assert np.array_equal(out, through(codec, GIVEN, draw=7)[0])
+
+
+def test_every_tag_has_its_bytes_but_one_whose_sums_are_made_by_another_library():
+    assert BYTES.keys() == FORMATS.keys() - {"powersgd"}
+    assert {text_of_tag(tag) for tag in FORMATS} == set(CODECS)
+    assert text_of_tag("scaled_fp16") == "fp16"
+    assert as_compress("fp16").tag == "scaled_fp16"
+    assert as_compress("topk:0.05").tag == "topk:0.05"
+    assert codec_of_tag("topk:0.05") == as_compress("topk:0.05").make()
+    assert type(codec_of_tag("fp16")) is FORMATS["fp16"]
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_nothing_at_all_is_encoded_too(name):
+    assert len(through(codec_of(name), np.empty(0, np.float32))[0]) == 0
 
 
 # --- powersgd ---

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 import gradtide
-from gradtide.store.rules.codecs import answers_whole, block_codec, draw_of
+from gradtide.store.rules.codecs import answers_whole, block_codec, draw_of, tag_of
 from gradtide.store.rules.updates import make_optimizer
 from gradtide.store.wire.messages import KeySpec
 from gradtide.store.wire.placement import block_elements
@@ -31,7 +31,7 @@ class Case:
     @property
     def spec(self):
         name = str(self.dtype).removeprefix("torch.")
-        return KeySpec(self.key, (self.count,), name, self.rule, self.delay, compress=self.compress)
+        return KeySpec(self.key, (self.count,), name, self.rule, self.delay, compress=tag_of(self.compress))
 
     def start(self):
         return torch.linspace(-1, 1, self.count, dtype=self.dtype)

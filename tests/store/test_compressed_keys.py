@@ -5,6 +5,7 @@ import torch
 from compressed_oracle import Case, expected, on_servers
 
 import gradtide
+from gradtide.store.wire.messages import KeySpec
 from store_processes import LONG_LEASE_S, Killer
 
 CODECS = ["fp16", "bf16", "int8", "onebit", "topk:0.1"]
@@ -57,3 +58,20 @@ def test_a_server_that_is_killed_between_rounds_changes_no_bit(forks, case):
                 killer.kill(store, f"server-{step % 2}")
 
         check(servers.address, case, at=at)
+
+
+def test_a_key_of_an_older_checkpoint_goes_on_with_the_bytes_that_it_has(forks):
+    """Its halves have no scales, whatever a worker of today says of it."""
+    with gradtide.local_servers(1, forks=forks) as servers:
+        rule = gradtide.update("add")
+        spec = KeySpec("old", (3000,), "float32", rule, 0, compress="fp16")
+        with gradtide.connect(servers.address, 0, workers=1, consistency="bsp") as store:
+            store._init(spec, torch.zeros(3000)).wait()  # as a worker of then did
+            for key in ("old", "new"):
+                store.init(key, torch.zeros(3000), update=rule, compress="fp16")
+                assert store.info(key).compress == "fp16"
+            gradient = torch.full((3000,), 1e-8)
+            store.push({"old": gradient, "new": gradient}, wait=True)
+            old, new = store.pull(["old", "new"])
+            assert not old.any()
+            assert torch.allclose(new, gradient, rtol=2**-10, atol=0)

@@ -68,7 +68,7 @@ def test_a_key_that_is_compressed_otherwise_is_another_key(address):
     with gradtide.connect(address) as store:
         store.init("other", torch.zeros(COUNT), update=gradtide.update("add"), compress="int8")
         assert store.info("other").compress == "int8"
-        with pytest.raises(StoreError, match="with compress fp16, but it was first initialised with int8"):
+        with pytest.raises(StoreError, match="with compress scaled_fp16, but it was first initialised with int8"):
             store.init("other", torch.zeros(COUNT), update=gradtide.update("add"), compress="fp16")
 
 

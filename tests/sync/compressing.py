@@ -177,3 +177,17 @@ def restarts(rank, size, name, compress):
         largest = max(float(p.detach().abs().max()) for p in net.values)
         model.close()
         return largest
+
+
+def of_another_size(rank, size, name, compress, dtype, by, sync, store):
+    """One step with gradients that are `by` times whole numbers: what the parameters should have moved, and did."""
+    with Group.join(name, rank, size, timeout_s=60) as group:
+        net = Given(dtype)
+        rule = torch.optim.SGD(net.parameters(), lr=1.0)
+        model = gradtide.DataParallel(net, rule, sync, job=Job.of(group, store), compress=compress)
+        model([g * by for g in whole_numbers(rank, 0)]).backward()
+        model.step()
+        model.close()
+        drawn = zip(*(whole_numbers(other, 0) for other in range(size)), strict=True)
+        wanted = [-sum(g.double() for g in of_all) * by / size for of_all in drawn]
+        return wanted, [p.detach().double().clone() for p in net.values]

@@ -60,6 +60,22 @@ def test_workers_whose_loops_differ_in_length_give_what_one_process_gives(worker
             assert (a - b).abs().max() < 1e-10
 
 
+DIGITS = {torch.float32: 2**-10, torch.float64: 2**-10, torch.bfloat16: 2**-7}
+OVER_SERVERS = [(sync, dtype) for sync in ("servers", "local over servers") for dtype in (torch.float32, torch.float64)]
+
+
+@pytest.mark.parametrize(("sync", "dtype"), [*((s, t) for s in ("auto", "local") for t in DIGITS), *OVER_SERVERS])
+@pytest.mark.parametrize("by", [1e-8, 1e-7, 1e6])
+def test_halves_bring_gradients_of_whatever_size(workers, stores, sync, by, dtype):
+    servers = gradtide.Servers("bsp", name=training.new_name())
+    ways = {"local": gradtide.Local(1), "servers": servers, "local over servers": gradtide.Local(1, over=servers)}
+    for wanted, moved in workers.run(
+        compressing.of_another_size, 2, training.new_name(), "fp16", dtype, by, ways.get(sync, sync), stores
+    ):
+        for a, b in zip(wanted, moved, strict=True):
+            assert (a - b).abs().max() <= DIGITS[dtype] * 64 * by
+
+
 @pytest.mark.parametrize("compress", ["int8", "topk:0.1", "powersgd:2", "fp16"])
 def test_what_is_not_finite_reaches_all_and_leaves_what_was_left_out_alone(workers, compress):
     for rank, (before, after, came) in enumerate(workers.run(compressing.not_finite, 2, training.new_name(), compress)):

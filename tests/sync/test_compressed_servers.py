@@ -110,7 +110,7 @@ def check_rates(address, share, tmp_path):
                 found = visitor.pull(key)
         else:
             found = parameter.detach() - of_servers[f"{key}[0].published residual"]
-            found -= way._smaller._carried.get(key, 0.0)
+            found -= way.smaller._carried.get(key, 0.0)
         assert torch.equal(found - left[key], wanted[name]), name
     model.close()
 

@@ -8,7 +8,7 @@ import numpy as np
 from gradtide.compress.compiled import Array
 from gradtide.errors import ConfigError, DataError
 
-__all__ = ["CODECS", "Codec", "Form", "codec", "number_of", "refuse"]
+__all__ = ["CODECS", "FORMATS", "Codec", "Form", "codec", "number_of", "refuse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,9 @@ class Form:
 class Codec(Protocol):
     """A pure function of what it is given, and of `draw` where it throws dice; frozen, with its options as fields."""
 
-    name: ClassVar[str]
-    number: ClassVar[int]  # in payloads
+    name: ClassVar[str]  # as users say it
+    tag: ClassVar[str]  # of its bytes, which never change, in keys' specs
+    number: ClassVar[int]  # the same in payloads
     feedback: ClassVar[bool]  # whether what it leaves out is to be sent later; else it is unbiased, or close to it
 
     def kept(self, form: Form) -> int:
@@ -50,16 +51,17 @@ class Codec(Protocol):
         """What was encoded becomes, or is added to, `out`."""
 
 
-CODECS: dict[str, type[Codec]] = {}
+CODECS: dict[str, type[Codec]] = {}  # by name: of two with one name, the later
+FORMATS: dict[str, type[Codec]] = {}  # by tag: also those of before, whose bytes may still come
 
 C = TypeVar("C", bound=type[Codec])
 
 
 def codec(kind: C) -> C:
     """Puts a codec on the list."""
-    taken = {known.number for known in CODECS.values()}
-    assert not {kind.name, kind.number} & {*CODECS, *taken}, f"two codecs are called {kind.name}, or {kind.number}"
-    CODECS[kind.name] = kind
+    taken = {known.number for known in FORMATS.values()}
+    assert not {kind.tag, kind.number} & {*FORMATS, *taken}, f"two codecs are tagged {kind.tag}, or {kind.number}"
+    CODECS[kind.name] = FORMATS[kind.tag] = kind
     return kind
 
 

@@ -7,17 +7,17 @@ import numpy as np
 
 from gradtide.compress.codec import Form, codec, refuse
 from gradtide.compress.compiled import Array, CodecKernel, Element, element_of
+from gradtide.compress.half import BLOCK, restore
 
 __all__ = ["Int8"]
 
-BLOCK = 1024  # values that have a scale in common
 _MOST = 127
 
 
 def _quantise(element: Element) -> Any:
     U, F, mask = element.bits, element.number, element.bits((1 << (element.width - 1)) - 1)
     smallest, most = element.number(element.smallest), element.number(_MOST)
-    half, unit = element.number(0.5), element.number(2.0**-24)
+    half, unit = element.number(0.5), element.number(2.0**-23)
     one, zero = element.number(1), element.number(0)
     U32 = np.uint32
     spread, mix_a, mix_b = np.uint32(0x9E3779B9), np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
@@ -53,7 +53,8 @@ def _quantise(element: Element) -> Any:
                 h = U32(U32(h ^ U32(h >> U32(15))) + second)
                 h = U32(h * mix_b)
                 h = U32(h ^ U32(h >> U32(16)))
-                lot = F(F(F(np.int32(h >> U32(8))) + half) * unit)
+                # Between 0 and 1, and never 1, to which one digit more would be rounded up: 0 stays 0.
+                lot = F(F(F(np.int32(h >> U32(9))) + half) * unit)
                 value = F(np.floor(F(F(block[i] * inverse) + lot)))
                 value = value if value < most else most
                 value = value if value > -most else -most
@@ -63,21 +64,8 @@ def _quantise(element: Element) -> Any:
 
 
 def _restore(element: Element) -> Any:
-    F = element.number
-
-    def restore(scales: Any, quantised: Any, out: Any, add: Any) -> Any:
-        for b in range(scales.shape[0]):
-            begin = b * BLOCK
-            end = min(begin + BLOCK, out.shape[0])
-            source, target, scale = quantised[begin:end], out[begin:end], scales[b]
-            if add:
-                for i in range(target.shape[0]):
-                    target[i] += F(scale * F(source[i]))
-            else:
-                for i in range(target.shape[0]):
-                    target[i] = F(scale * F(source[i]))
-
-    return restore
+    """A kernel of its own: its cache is its own, too."""
+    return restore(element)
 
 
 _QUANTISE, _RESTORE = CodecKernel(_quantise), CodecKernel(_restore)
@@ -89,6 +77,7 @@ class Int8:
     """Unbiased, so that nothing has to be sent later."""
 
     name: ClassVar[str] = "int8"
+    tag: ClassVar[str] = "int8"
     number: ClassVar[int] = 3
     feedback: ClassVar[bool] = False
 

@@ -96,6 +96,7 @@ class OneBit:
     """A thirty-second of float32."""
 
     name: ClassVar[str] = "onebit"
+    tag: ClassVar[str] = "onebit"
     number: ClassVar[int] = 4
     feedback: ClassVar[bool] = True
 

@@ -119,6 +119,7 @@ class PowerSGD:
 
     rank: int = 4
     name: ClassVar[str] = "powersgd"
+    tag: ClassVar[str] = "powersgd"
     number: ClassVar[int] = 6
     feedback: ClassVar[bool] = True
 

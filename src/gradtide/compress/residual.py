@@ -164,6 +164,19 @@ class Residuals:
         residual.now[:] = left
         residual.rate = residual.settled_rate = rate
 
+    @property
+    def round(self) -> int:
+        """How many synchronisations are over."""
+        return self._round
+
+    def take(self, name: str) -> Any:
+        """Nothing is left out of it any more. Returns what was, for `give_back`."""
+        return self._of.pop(name, None)
+
+    def give_back(self, name: str, taken: Any) -> None:
+        if taken is not None:
+            self._of[name] = taken
+
     def clear(self) -> None:
         """Somebody else has it now."""
         self._of.clear()

@@ -3,10 +3,10 @@
 from dataclasses import fields
 from typing import Any
 
-from gradtide.compress.codec import CODECS, Codec, number_of
+from gradtide.compress.codec import CODECS, FORMATS, Codec, number_of
 from gradtide.errors import ConfigError
 
-__all__ = ["AUTO", "Compress", "as_compress"]
+__all__ = ["AUTO", "Compress", "as_compress", "codec_of_tag", "text_of_tag"]
 
 AUTO = "auto"  # whatever pays, or nothing
 
@@ -61,6 +61,11 @@ class Compress:
         return ":".join([self.codec, *(f"{value:g}" for _, value in self.options)])
 
     @property
+    def tag(self) -> str:
+        """As a key's spec has it."""
+        return ":".join([CODECS[self.codec].tag, *(f"{value:g}" for _, value in self.options)])
+
+    @property
     def _key(self) -> tuple[Any, ...]:
         return self.codec, self.after, self.options
 
@@ -88,3 +93,16 @@ def as_compress(given: "str | Compress | None") -> Compress | None:
         raise ConfigError(f"compress={given!r} makes no sense; {name} takes {options[0] if options else 'no option'}")
     option: dict[str, Any] = {options[0]: value}
     return Compress(name, **option)
+
+
+def text_of_tag(tag: str) -> str:
+    """What a user says of what a key's spec has."""
+    name, colon, option = tag.partition(":")
+    return f"{FORMATS[name].name if name in FORMATS else name}{colon}{option}"
+
+
+def codec_of_tag(tag: str) -> Codec:
+    """What a key's spec has, with its options: also one whose bytes are written for no new keys."""
+    settings = as_compress(text_of_tag(tag))
+    assert settings is not None
+    return FORMATS[tag.partition(":")[0]](**dict(settings.options))

@@ -122,6 +122,7 @@ class TopK:
 
     ratio: float = 0.01
     name: ClassVar[str] = "topk"
+    tag: ClassVar[str] = "topk"
     number: ClassVar[int] = 5
     feedback: ClassVar[bool] = True
 

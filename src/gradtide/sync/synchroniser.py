@@ -17,6 +17,7 @@ from gradtide.processes.malloc import keep_freed_memory
 from gradtide.sync.alone import Alone
 from gradtide.sync.choose import TRIAL_STEPS, Wishes, can_be_shared, choose_way, open_group
 from gradtide.sync.compressed import CompressedReduce, LeftToOne
+from gradtide.sync.compressed.loads import LoadedStates
 from gradtide.sync.compressed.state import holds_something
 from gradtide.sync.job import Job
 from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
@@ -57,7 +58,7 @@ class Synchroniser:
         job.nobody_waits = _is_async(wishes.sync)
         if self._can_go_on:
             job.recover = _recover_by(weakref.ref(self))
-        self._hooks = self._watch()
+        self._hooks, self._editing, self._loads = self._watch(), False, self._watch_loads()
         self._around_steps = [hook for optimizer in trained.optimizers for hook in self._watch_optimizer(optimizer)]
         if isinstance(self.way, LocalSteps) and self._is_called_apart(self.way):
             self._go_on(None, finished=True)
@@ -81,6 +82,28 @@ class Synchroniser:
     def _watch(self) -> BackwardHooks:
         told = self._on_gradient, self._on_end, self._on_adding
         return BackwardHooks(self._trained.parameters, self._weight_now, *told)
+
+    def _watch_loads(self) -> LoadedStates | None:
+        """Where something is left out, to be sent later."""
+        way, compression = self.way, self._wishes.compression
+        if compression is None or not compression.feedback or isinstance(way, TogetherFirst) or way.servers_step:
+            return None
+        left = way.smaller if isinstance(way, ServersWay | LocalOverServers) else compression
+        return LoadedStates(self._trained, left, self._check_load, self._loaded)
+
+    def _check_load(self) -> None:
+        """`load_state_dict` of what is wrapped, or of a part of it; the wrapper's own is in `edit`."""
+        if isinstance(self.way, LocalOverServers):
+            self.way.edit()  # which says why not
+        if not self._editing and isinstance(self.way, LocalSteps) and self.way.apart:
+            raise ConfigError(
+                f"each worker has taken {self.way.apart} steps by itself since they last met; call load_state_dict of "
+                "the wrapped model, which makes all meet first, or model.meet() before"
+            )
+
+    def _loaded(self, names: list[str]) -> None:
+        if not self._editing and isinstance(self.way, LocalSteps):
+            self.way.begin_with(names)
 
     # --- forward and backward ---
 
@@ -324,7 +347,11 @@ class Synchroniser:
             if self.way.is_collective:
                 self.meet()
             with self.way.edit():
-                yield
+                self._editing = True
+                try:
+                    yield
+                finally:
+                    self._editing = False
         if self._trial is not None:
             self._trial.edited_properly()
 
@@ -369,6 +396,9 @@ class Synchroniser:
                 self._trial, self._proven = Trial(self._trained), False
             self._anew()
         self._hooks.take_over(hooks)
+        if self._loads is not None:
+            self._loads.remove()
+            self._loads = self._watch_loads()
 
     def _check_left(self, new: Trained) -> None:
         """A parameter that is trained no more, but has a gradient: an optimizer steps it, as if it were not frozen."""
@@ -418,6 +448,11 @@ class Synchroniser:
         return {"compression": left} if left else {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
+        self._load_state(state)
+        if self._loads is not None and state:
+            self._loads.synced()
+
+    def _load_state(self, state: Mapping[str, Any]) -> None:
         way, compression = self.way, self._wishes.compression
         if isinstance(way, LocalSteps) and "outer" in state:
             way.load_state(state)
@@ -450,10 +485,17 @@ class Synchroniser:
         """After the last step: waits until what this worker has sent has arrived, or all have met."""
         self.together(self.way.finish, lambda: None)
 
+    def went_back(self) -> None:
+        """The servers began again with a checkpoint, and the model is about to."""
+        if isinstance(self.way, ServersWay):
+            self.way.smaller.went_back()
+
     def close(self) -> None:
         """Ends the training together; the model keeps its parameters. Without `finish`, as after a failure, what is
         under way is lost."""
         self._hooks.remove()
+        if self._loads is not None:
+            self._loads.remove()
         for hook in self._around_steps:
             hook.remove()
         self.way.close()

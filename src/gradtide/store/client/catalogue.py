@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from gradtide.compress import text_of_tag
 from gradtide.errors import UnknownKey
 from gradtide.store.client.engine import Engine
 from gradtide.store.client.operations import Done
@@ -95,6 +96,12 @@ class Catalogue:
         """Sorted."""
         return sorted({info.spec.key for infos in self.listed(prefix) for info in infos})
 
+    def tags(self, keys: Sequence[str], tag: str) -> dict[str, str]:
+        """Of keys that are there and are compressed by the same name: how their values are encoded, which stays."""
+        specs = [info.spec for infos in self.listed(keys[0] if len(keys) == 1 else "") for info in infos]
+        wanted, text = set(keys), text_of_tag(tag)
+        return {s.key: s.compress for s in specs if s.key in wanted and text_of_tag(s.compress) == text}
+
     def info(self, key: str) -> Info:
         listed = [info for infos in self.listed(key) for info in infos if info.spec.key == key]
         if not listed:
@@ -149,5 +156,5 @@ def _merge(found: Sequence[tuple[str, KeyInfo]]) -> Info:
         round=min(info.round for _, info in found),
         servers=tuple(sorted(server for server, _ in found)),
         size_bytes=sum(info.size_bytes for _, info in found),
-        compress=spec.compress,
+        compress=text_of_tag(spec.compress),
     )

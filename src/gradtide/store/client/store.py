@@ -42,7 +42,7 @@ from gradtide.store.client.tensors.values import (
     shape_like,
     sources,
 )
-from gradtide.store.rules.codecs import check_compress, encoded_bytes, name_of
+from gradtide.store.rules.codecs import check_compress, encoded_bytes, has_older, tag_of
 from gradtide.store.rules.consistency import parse_consistency
 from gradtide.store.rules.tensors import bytes_of, dtype_name
 from gradtide.store.rules.updates import is_optimizer, plain_argument
@@ -139,9 +139,10 @@ class Store:
         """
         named = {key: value} if isinstance(key, str) else dict(key)
         delay = self._delay if consistency is None else parse_consistency(consistency)
-        handles = []
+        handles, tag = [], tag_of(compress)
+        there = self._catalogue.tags(list(named), tag) if has_older(tag) else {}
         for name, tensor in named.items():
-            spec = replace(_spec(name, tensor, update, delay, reject_nan), compress=name_of(compress))
+            spec = replace(_spec(name, tensor, update, delay, reject_nan), compress=there.get(name, tag))
             check_compress(spec, optimizer=is_optimizer(spec.update))
             handles.append(self._init(spec, tensor))
             while len(handles) > 64:
@@ -284,11 +285,11 @@ class Store:
 
     # --- what compression has left out ---
 
-    def residuals(self) -> dict[str, Tensor]:
+    def residuals(self, keys: Collection[str] | None = None) -> dict[str, Tensor]:
         """What compression has left out of this client's pushes so far, by key: it is part of the next push. A program
         that keeps its own checkpoints has to keep it, too. Residuals of several workers may be added up, and given to
         any of them."""
-        return self._compression.read_residuals()
+        return self._compression.read_residuals(keys)
 
     def add_residuals(self, residuals: Mapping[str, Tensor], *, instead: bool = False) -> None:
         """The next pushes carry this too, or `instead` of what was left out so far."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradtide.compress import AUTO, CODECS, Compress, as_compress
+from gradtide.compress import AUTO, FORMATS, Compress, as_compress, codec_of_tag, text_of_tag
 from gradtide.compress.codec import Codec, Form
 from gradtide.compress.payload import is_finite
 from gradtide.errors import ConfigError
@@ -24,8 +24,9 @@ __all__ = [
     "check_compress",
     "draw_of",
     "encoded_bytes",
+    "has_older",
     "is_ready",
-    "name_of",
+    "tag_of",
 ]
 
 _WHOLE = ("mean", "trimmed_mean")  # rules whose value is new in every round
@@ -96,12 +97,10 @@ def _block_codec(compress: str, dtype: str, count: int) -> BlockCodec | None:
 
 @lru_cache(maxsize=64)
 def _codec(compress: str) -> Codec:
-    settings = as_compress(compress)
-    assert settings is not None
-    return settings.make()
+    return codec_of_tag(compress)
 
 
-def name_of(compress: str | Compress | None) -> str:
+def tag_of(compress: str | Compress | None) -> str:
     """As a key's spec has it."""
     settings = as_compress(compress) if compress != "" else None
     if settings is None:
@@ -110,7 +109,12 @@ def name_of(compress: str | Compress | None) -> str:
         raise ConfigError("compress='auto' is for a model, whose way is known; name a codec for a key")
     if settings.after:
         raise ConfigError(f"{settings!r}: servers compress from the first round on; leave after= out")
-    return str(settings)
+    return settings.tag
+
+
+def has_older(tag: str) -> bool:
+    """Whether keys of an older checkpoint may be encoded in another way, which has the same name."""
+    return sum(kind.name == text_of_tag(tag).partition(":")[0] for kind in FORMATS.values()) > 1
 
 
 def check_compress(spec: KeySpec, *, optimizer: bool) -> None:
@@ -147,7 +151,7 @@ def is_ready(compress: str, dtype: str) -> bool:
     """Whether a codec can be used at once. Kernels are compiled, or loaded, when they are first used, which may take
     longer than a server may be silent: so a thread of its own does that, from the first time on that this is asked."""
     name = compress.partition(":")[0], dtype
-    if name[0] not in CODECS or dtype not in _DTYPES:
+    if name[0] not in FORMATS or dtype not in _DTYPES:
         return True  # whoever looks at what it wants says what is wrong with it
     with _making:
         if name not in _made:

@@ -227,7 +227,8 @@ class _Reduced:
     """A value that contributions replace or are combined into."""
 
     def __init__(self, spec: KeySpec, semiring: Semiring | None, value: Tensor) -> None:
-        self._rule = rule = spec.update
+        self._rule, self._compressed = spec.update, bool(spec.compress)
+        rule = spec.update
         self._semiring = semiring
         self._value = value.clone()
         self._plain = semiring is not None and semiring.lift is same  # a contribution alone is itself
@@ -278,9 +279,10 @@ class _Reduced:
             self.published.goes_whole = bool(whole)
 
     def _split(self, changes: Mapping[str, Argument]) -> tuple[dict[str, Argument], Argument, Argument]:
-        """Where averages go back compressed, some changes are about that, and are no arguments of the rule."""
+        """Where averages go back compressed, some changes are about that, and are no arguments of the rule. Of a block
+        that is too small to be encoded, nothing is ever left out."""
         changes = dict(changes)
-        if self.published is None or not self.published.averages:
+        if not self._compressed or (self.published is not None and not self.published.averages):
             return changes, None, None
         return changes, changes.pop(SCALE_RESIDUAL, None), changes.pop(WHOLE_ROUNDS, None)
 

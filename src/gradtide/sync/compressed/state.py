@@ -104,6 +104,18 @@ class Compression:
                 stacklevel=2,
             )
 
+    # --- what goes with values that are loaded (`LeftOut`) ---
+
+    @property
+    def moment(self) -> int:
+        return self.residuals.round
+
+    def take(self, name: str) -> Any:
+        return self.residuals.take(name)
+
+    def give_back(self, name: str, taken: Any) -> None:
+        self.residuals.give_back(name, taken)
+
     # --- gradients that nobody steps with ---
 
     @property

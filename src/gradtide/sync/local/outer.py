@@ -1,6 +1,6 @@
 """What all workers begin a window with, the outer optimizer that steps it, and the room in which changes are added."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,10 +70,11 @@ class WindowBase:
         known.of |= {name: dict(state[value]) for name, value in self.values.items() if value in state}
 
     @torch.no_grad()
-    def take(self) -> None:
-        """A window begins with the parameters as they are."""
+    def take(self, names: Collection[str] | None = None) -> None:
+        """A window begins with the parameters, or these of them, as they are."""
         for name, value in self.values.items():
-            value.copy_(self._own[name])
+            if names is None or name in names:
+                value.copy_(self._own[name])
 
     @torch.no_grad()
     def give(self) -> None:

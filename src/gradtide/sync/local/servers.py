@@ -55,13 +55,13 @@ class LocalOverServers:
         self._attendance = Attendance(job, local.over, self._address)
         self.store, self._lodging, self.led = self._attendance.store, self._attendance.lodging, job.rank == 0
         in_rounds = self._attendance.in_rounds
-        self._smaller = Smaller(self.store, compress, in_rounds=in_rounds, servers_step=True, each="meeting")
-        self._lodging.compress_of = self._smaller.codec_of
+        self.smaller = Smaller(self.store, compress, in_rounds=in_rounds, servers_step=True, each="meeting")
+        self._lodging.compress_of = self.smaller.codec_of
         try:
             self._attendance.follow_members()
             self._base = self._lay_out(trained)
             self._move_in()
-            self._smaller.check()
+            self.smaller.check()
         except BaseException:
             self.close()
             raise
@@ -71,7 +71,7 @@ class LocalOverServers:
     def _lay_out(self, trained: Trained) -> ServedBase:
         in_rounds = self._attendance.in_rounds
         never = [name for name, group in zip(trained.names, trained.group_of(), strict=True) if group < 0]
-        self._smaller.follow(trained, self._lodging.key, never)
+        self.smaller.follow(trained, self._lodging.key, never)
         return ServedBase(trained, self._lodging.key, self._local.rule, in_rounds=in_rounds)
 
     def _move_in(self) -> None:
@@ -90,7 +90,7 @@ class LocalOverServers:
         self._pace.begin()
 
     def _explain(self) -> str:
-        size, every, smaller = self._base.size_bytes, self._local.every, self._smaller.describe()
+        size, every, smaller = self._base.size_bytes, self._local.every, self.smaller.describe()
         whose = "what all have changed" if self._attendance.in_rounds else "what it has changed, and nobody waits"
         how = "average" if self._attendance.in_rounds else "take up"
         if self._local.outer is not None:
@@ -107,7 +107,7 @@ class LocalOverServers:
     @property
     def _sent_bytes(self) -> int:
         """Of what a worker has changed, where it meets the servers."""
-        return self._smaller.sent_bytes if self._smaller else self._base.size_bytes
+        return self.smaller.sent_bytes if self.smaller else self._base.size_bytes
 
     def _end(self) -> None:
         """A script that ends well without model.close() has given its last window too."""
@@ -187,7 +187,7 @@ class LocalOverServers:
         """In bsp until the round is closed: then all of it is in the values. In async, where no round says it, returns
         when it was applied."""
         if self._attendance.in_rounds:
-            self._smaller.begin_window(self._of_all)
+            self.smaller.begin_window(self._of_all)
         self._emit(PushBegan(self.store.step, self.store.sequence))
         changes = self.store.push(self._base.changes(), weight=self._samples, flush=flush)
         beside = self._base.beside(self._samples, self._job.batches, led=self.led)
@@ -221,11 +221,11 @@ class LocalOverServers:
 
     def _follow_members(self) -> None:
         if self._attendance.is_over:
-            self._smaller.leave()
+            self.smaller.leave()
             self.close()
             raise Dismissed(0)
         if self._attendance.in_rounds or self._job.elastic is not None:
-            self._smaller.notice_deaths(led=self._job.rank == 0)
+            self.smaller.notice_deaths(led=self._job.rank == 0)
         self._attendance.follow_members()
 
     # --- besides gradients ---
@@ -272,10 +272,10 @@ class LocalOverServers:
                 f"this worker has taken {self._steps} steps by itself, which the servers don't have yet; keep what "
                 "compression left out at a multiple of Local's steps, or call model.meet() on all workers first"
             )
-        return self._smaller.state()
+        return self.smaller.state()
 
     def load_left_out(self, state: Mapping[str, Tensor]) -> None:
-        self._smaller.load_state(state)
+        self.smaller.load_state(state)
 
     # --- who works together ---
 
@@ -301,7 +301,7 @@ class LocalOverServers:
         that compression has left out is kept back."""
         in_rounds = self._attendance.in_rounds
         if self._steps:
-            self._meet(flush=bool(self._smaller) and not in_rounds)
+            self._meet(flush=bool(self.smaller) and not in_rounds)
         elif not in_rounds:
             self.store.flush_residuals()
             self._pull()

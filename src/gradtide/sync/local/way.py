@@ -378,6 +378,10 @@ class LocalSteps:
             share_buffers(self._trained, self._group)
         self._base.take()
 
+    def begin_with(self, names: Sequence[str]) -> None:
+        """All have loaded the same values of these parameters, where they have just met."""
+        self._base.take(names)
+
     def share_buffers(self, root: int = 0) -> None:
         if (reduce := self._reduce) is not None:
             reduce.share_buffers(root)

@@ -15,7 +15,7 @@ from torch import Tensor
 from gradtide.compress import AUTO, Compress
 from gradtide.errors import ConfigError
 from gradtide.store import Store
-from gradtide.store.rules.codecs import encoded_bytes
+from gradtide.store.rules.codecs import encoded_bytes, tag_of
 from gradtide.store.rules.updates import SCALE_RESIDUAL, WHOLE_ROUNDS
 from gradtide.store.wire.layouts import pieces_of
 from gradtide.store.wire.messages import KeySpec, UpdateRule
@@ -45,6 +45,8 @@ class Smaller:
         self._carried: dict[str, Tensor] = {}
         self._window = 0.0  # the samples of all workers in the window by which what is left out counts
         self._said = False
+        self._begun = False  # whether anything was sent since the servers began, or went back
+        self._abandoned = set[str]()  # keys of which servers, too, have left out something that is to count no more
 
     def __bool__(self) -> bool:
         return self._settings is not None
@@ -91,12 +93,16 @@ class Smaller:
         if not self:
             return
         rates = self._now.now(range(len(self._trained.names)))
+        self._begun = True
         for index, name in enumerate(self._trained.names):
             key, rate = self._key(name), rates[index]
             if key in self._keys:
                 changes = self._change_rate(key, rate)
+                if key in self._abandoned:
+                    changes[SCALE_RESIDUAL] = 0.0
                 if changes and led and not self._servers_step:
                     self._store.configure(key, from_round=self._store.step, **changes)
+        self._abandoned.clear()
 
     def _change_rate(self, key: str, rate: float | None) -> dict[str, Any]:
         """What servers that average must be told. None: no rate counts."""
@@ -135,6 +141,37 @@ class Smaller:
     def with_carried(self, key: str, gradient: Tensor) -> Tensor:
         carried = None if key in self._resting else self._carried.pop(key, None)
         return gradient if carried is None else gradient.add_(carried)
+
+    # --- what goes with values that are loaded (`LeftOut`) ---
+
+    @property
+    def moment(self) -> int:
+        return self._store.step
+
+    def take(self, name: str) -> Any:
+        """Servers that average are told with the next gradients, unless they have just begun with a checkpoint."""
+        key = self._key(name)
+        if key not in self._keys:
+            return None
+        if self._begun:
+            self._abandoned.add(key)
+        left = self._store.residuals([key]).get(key)
+        self._store.scale_residuals(0.0, [key])
+        return left, self._carried.pop(key, None)
+
+    def give_back(self, name: str, taken: Any) -> None:
+        if taken is None:
+            return
+        key, (left, carried) = self._key(name), taken
+        self._abandoned.discard(key)
+        if left is not None:
+            self._store.add_residuals({key: left})
+        if carried is not None:
+            self._carried[key] = carried
+
+    def went_back(self) -> None:
+        """The servers began again with a checkpoint, and have what they had left out then."""
+        self._begun = False
 
     # --- what a checkpoint holds of this worker ---
 
@@ -195,5 +232,5 @@ class Smaller:
 
 def _bytes(key: str, parameter: torch.nn.Parameter, codec: str) -> int:
     dtype = str(parameter.dtype).removeprefix("torch.")
-    spec = KeySpec(key, tuple(parameter.shape), dtype, UpdateRule("mean"), 0, compress=codec)
+    spec = KeySpec(key, tuple(parameter.shape), dtype, UpdateRule("mean"), 0, compress=tag_of(codec))
     return sum(piece.size_bytes for piece in pieces_of(spec, None, encoded_bytes))

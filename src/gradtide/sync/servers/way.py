@@ -79,19 +79,19 @@ class ServersWay(EveryStep):
         self._attendance = Attendance(job, servers, address)
         self.store, self._lodging = self._attendance.store, self._attendance.lodging
         in_rounds = self._mode != "async"
-        self._smaller = Smaller(self.store, compress, in_rounds=in_rounds, servers_step=self.servers_step)
-        self._lodging.compress_of = self._smaller.codec_of
+        self.smaller = Smaller(self.store, compress, in_rounds=in_rounds, servers_step=self.servers_step)
+        self._lodging.compress_of = self.smaller.codec_of
         self._options = ToldOptions(self.store, job, self._lodging, in_rounds=in_rounds)
         self._follow_members()
         self._waiting: list[Handle[None]] = []
         self._lay_out(trained)
         try:
             self._move_in()
-            self._smaller.check()
+            self.smaller.check()
         except BaseException:
             self.close()
             raise
-        saved = self._smaller.describe()
+        saved = self.smaller.describe()
         self.reason += f"; {saved}" if saved else ""
         self._values_seen.remember_all(trained.parameters)
         atexit.register(self._end)
@@ -110,9 +110,9 @@ class ServersWay(EveryStep):
         self._trained = trained
         self._values = {self._key(n): p.detach() for n, p in zip(trained.names, trained.parameters, strict=True)}
         if self.workers_step:
-            self._averages = Averages(trained, self._key, self._smaller, in_step=self._mode == "bsp")
+            self._averages = Averages(trained, self._key, self.smaller, in_step=self._mode == "bsp")
         else:
-            self._smaller.follow(trained, self._key)
+            self.smaller.follow(trained, self._key)
         self._buckets = Buckets(trained.parameters, overlap=self._overlap)
         if self.servers_step:
             self._options.follow(trained)
@@ -180,7 +180,7 @@ class ServersWay(EveryStep):
             gradient, counts = self._measured(parameters[index].grad, weights[index])
             if gradient is None:
                 gradient, counts = torch.zeros_like(parameters[index]), -counts if self.servers_step else counts
-            alike = by_weight.setdefault((counts, self._smaller.goes_whole(index)), {})
+            alike = by_weight.setdefault((counts, self.smaller.goes_whole(index)), {})
             alike[self._key(names[index])] = _dense(gradient)
         self._emit(PushBegan(self._attendance.round, self.store.sequence))
         for (counts, whole), named in by_weight.items():
@@ -265,11 +265,11 @@ class ServersWay(EveryStep):
     def _follow_members(self) -> None:
         """Who is in the next step shares its batch; the first of them speaks for all."""
         if self._attendance.is_over:
-            self._smaller.leave()
+            self.smaller.leave()
             self.close()
             raise Dismissed(0)
         if self._mode != "async" or self._job.elastic is not None:
-            self._smaller.notice_deaths(led=self._job.rank == 0)
+            self.smaller.notice_deaths(led=self._job.rank == 0)
         self._options.took_over |= self._attendance.follow_members()
 
     def depart(self) -> None:
@@ -287,7 +287,7 @@ class ServersWay(EveryStep):
             for handle in self._waiting:
                 handle.wait()
         self._tell_links()
-        self._emit(GradientsSynchronised(self._smaller.sent_bytes))
+        self._emit(GradientsSynchronised(self.smaller.sent_bytes))
 
     def _tell_staleness(self) -> None:
         pulled = self.store.last
@@ -297,7 +297,7 @@ class ServersWay(EveryStep):
     def _tell_links(self) -> None:
         """When shards have moved it is told again. What compression makes of each block is not known beforehand."""
         epoch = self.store.table.epoch
-        if epoch != self._told_epoch and not self._smaller:
+        if epoch != self._told_epoch and not self.smaller:
             keys = list(self._values if self.servers_step else self._averages.room)
             sizes = self.store.bytes_by_server(keys)
             me = f"worker {self._job.rank}"
@@ -320,7 +320,7 @@ class ServersWay(EveryStep):
     def weigh(self, terms: float, otherwise: float) -> float:
         """What compression left out counts by the sum of a step's weights: so they are terms a sample of the batch, and
         where each sample is a term that sum is 1, for large and small batches."""
-        share = self._job.share if self._smaller else None
+        share = self._job.share if self.smaller else None
         self._weighed = (terms if share is None else terms / share.of) or _NEARLY_NOUGHT * otherwise
         return self._weighed
 
@@ -384,14 +384,14 @@ class ServersWay(EveryStep):
             self.store.push(buffers, wait=True)
         if self.servers_step:
             self._options.tell()
-        self._smaller.scale(led=self.led)
+        self.smaller.scale(led=self.led)
 
     def left_out(self) -> dict[str, Tensor]:
         """What compression has left out of this worker's gradients so far, for a checkpoint."""
-        return self._smaller.state()
+        return self.smaller.state()
 
     def load_left_out(self, state: Mapping[str, Tensor]) -> None:
-        self._smaller.load_state(state)
+        self.smaller.load_state(state)
 
     def uneven(self) -> AbstractContextManager[None]:
         """In it some workers may take more steps than others: who goes on shares the batches of those who ended."""

@@ -221,6 +221,7 @@ class RunTogether(Run):
         self._lost = True
         self.made_by.forget()
         if rewound is not None:
+            self.synchroniser.went_back()
             return keeper.go_back(self, rewound.folder)
         self.resumed_random = self.generators.states()
         return at

@@ -189,12 +189,14 @@ class StoreCompression:
 
     # --- residuals, for who keeps them ---
 
-    def read_residuals(self) -> dict[str, Tensor]:
-        """By key, as tensors of its shape; of keys that have some."""
+    def read_residuals(self, keys: Collection[str] | None = None) -> dict[str, Tensor]:
+        """By key, as tensors of its shape; of those of these keys that have some."""
         with self._engine.lock:
             found, specs = dict(self.residuals.blocks), dict(self._session.specs)
         whole: dict[str, Tensor] = {}
         for (key, block), values in found.items():
+            if keys is not None and key not in keys:
+                continue
             if key not in whole:
                 whole[key] = torch.zeros(specs[key].shape, dtype=values.dtype)
             start = block * block_elements(values.element_size())

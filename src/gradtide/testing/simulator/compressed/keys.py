@@ -19,7 +19,7 @@ _MORE = (  # beside topk and onebit, one of them
     ("mean", "onebit", "float64"),
     ("mean", "int8", "float32"),
     ("add", "int8", "float32"),
-    ("add", "fp16", "float32"),
+    ("add", "scaled_fp16", "float32"),
     ("mean", "bf16", "float64"),
 )
 _WEIGHTS = (0.5, 1.0, 2.0)
