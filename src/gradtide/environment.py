@@ -44,6 +44,7 @@ class Environment:
     events: str = ""  # GRADTIDE_EVENTS: a folder where workers and servers write their events down, for who watches
     trace: bool = False  # GRADTIDE_TRACE: whether each task of a step that is split is told of, too
     reports: str = ""  # GRADTIDE_REPORTS: "ray-train:" and a word, in a worker of Ray Train: fit reports there
+    nan_check: bool = False  # TORCH_DIST_NAN_CHECK: torch (from 2.14 on) looks for NaN in what collectives are given
     ray_address: str = ""  # RAY_ADDRESS: of the Ray cluster to run on, unless another is named
     threads: int | None = None  # OMP_NUM_THREADS
     compiled_dir: Path | None = None  # NUMBA_CACHE_DIR: where machine code is kept, numba's and ours
@@ -70,6 +71,7 @@ def read_environment() -> Environment:
         events=os.environ.get("GRADTIDE_EVENTS", ""),
         trace=_flag("GRADTIDE_TRACE"),
         reports=os.environ.get("GRADTIDE_REPORTS", ""),
+        nan_check=os.environ.get("TORCH_DIST_NAN_CHECK") == "1",
         ray_address=os.environ.get("RAY_ADDRESS", ""),
         threads=int(threads) if threads.isdecimal() else None,
         compiled_dir=Path(compiled).absolute() if (compiled := os.environ.get("NUMBA_CACHE_DIR")) else None,

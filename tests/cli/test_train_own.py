@@ -103,5 +103,7 @@ def test_what_ones_own_function_raises_is_shown_without_our_frames_around_it_and
     assert lines[-2:] == ["ValueError: mine", "gradtide: ValueError: mine (my_module.py:30)"]
     assert not any("typer" in line or "gradtide/cli" in line for line in lines)
     done = gradtide(tmp_path, "train", "my_module:make_model", "--data", "digits", "--name", "other")
-    assert done.stderr.splitlines()[-1].startswith("gradtide: RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("gradtide: RuntimeError: ")
+    assert "mat1 and mat2 shapes cannot be multiplied" in last  # torch 2.15 says whose
     assert "; the inputs are float32 (128, 1, 28, 28); the model's first parameter, 0.weight" in done.stderr

@@ -73,6 +73,17 @@ def test_another_device_has_its_backend_beside_gradtide_or_it_is_refused(fresh, 
     fresh.run(beside_gloo, 3, str(tmp_path / "store"), backend)
 
 
+def with_nan(rank, size, path):
+    os.environ["TORCH_DIST_NAN_CHECK"] = "1"
+    with process_group(rank, size, path), pytest.raises(RuntimeError, match="NaN"):
+        dist.all_reduce(torch.full((3,), float("nan")))
+
+
+@pytest.mark.skipif(not BACKENDS_IN_PYTHON, reason="torch 2.13 does not look for NaN")
+def test_what_torch_looks_for_in_tensors_it_finds_over_gradtide(fresh, tmp_path):
+    fresh.run(with_nan, 2, str(tmp_path / "store"))
+
+
 def on_another_device(rank, size, path):
     for backend in ("cuda:gradtide", "cpu:gloo,cuda:gradtide"):
         with pytest.raises(ConfigError, match="takes CPU tensors, and cuda:gradtide was asked for"):

@@ -7,7 +7,7 @@ from gradtide.collective.c10d.errors import BadArgument, as_torch_error
 from gradtide.collective.c10d.process_group import ProcessGroup
 from gradtide.collective.c10d.reconfigure import Unformed
 from gradtide.collective.c10d.splitting import Splitter
-from gradtide.collective.c10d.versions import backend_beside_others, check_devices, introduce
+from gradtide.collective.c10d.versions import as_backend, introduce, is_asked_as_backend
 from gradtide.collective.groups.group import Group
 from gradtide.collective.groups.joining import address_seen
 from gradtide.environment import read_environment
@@ -29,7 +29,7 @@ def create(settings: Any, options: Any) -> Any:
     timeout_s = settings.timeout.total_seconds()
     name, splitter = f"process group {settings.group_id}", Splitter(store, create, options)
     try:
-        beside_others, topology = check_devices(), _topology(options)
+        wanted_as_backend, topology = is_asked_as_backend(), _topology(options)
 
         def prepare(group: Group) -> bool:
             """Whether large tensors go as planned."""
@@ -48,8 +48,8 @@ def create(settings: Any, options: Any) -> Any:
             made = ProcessGroup(group, store, splitter, name, timeout_s, prepare)
     except GradtideError as error:
         raise as_torch_error(error) from None
-    if beside_others:
-        return backend_beside_others(made)
+    if wanted_as_backend:
+        return as_backend(made)
     introduce(made)
     return made
 

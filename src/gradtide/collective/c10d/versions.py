@@ -20,8 +20,9 @@ import torch.distributed as dist
 
 from gradtide.collective.c10d.compiling import never_compiled
 from gradtide.collective.c10d.errors import BadArgument
+from gradtide.environment import read_environment
 
-__all__ = ["BACKENDS_IN_PYTHON", "backend_beside_others", "check_devices", "introduce", "no_error"]
+__all__ = ["BACKENDS_IN_PYTHON", "as_backend", "introduce", "is_asked_as_backend", "no_error"]
 
 _c10d: Any = vars(torch._C)["_distributed_c10d"]
 _OURS = "gradtide"
@@ -34,8 +35,9 @@ _OPERATIONS = (
 BACKENDS_IN_PYTHON = "supports_reconfigure" in vars(_c10d.Backend)  # both came with 2.14
 
 
-def check_devices() -> bool:
-    """Whether the group that torch is making has other backends beside gradtide's; refuses what can't be."""
+def is_asked_as_backend() -> bool:
+    """Whether the group that torch is making is one of torch's own, because it has other backends beside gradtide's, or
+    because torch is to look for NaN, which it does around backends alone. Refuses what can't be."""
     asked = _asked_for()
     wrong = [device for device, backend in asked.items() if backend == _OURS and device != "cpu"]
     if wrong:
@@ -50,7 +52,7 @@ def check_devices() -> bool:
             "not; use init_process_group('gradtide'), and "
             f"new_group(backend='{others[0].partition(':')[2]}') for the other device"
         )
-    return bool(others)
+    return bool(others) or (BACKENDS_IN_PYTHON and read_environment().nan_check)
 
 
 def _asked_for() -> dict[str, str]:
@@ -78,9 +80,9 @@ def no_error() -> Any:
     return _c10d.ErrorType.SUCCESS
 
 
-def backend_beside_others(group: Any) -> Any:
+def as_backend(group: Any) -> Any:
     """A Backend that does what a group of gradtide's does, for torch's own group of several backends."""
-    return _BesideOthers(group)
+    return _Backend(group)
 
 
 if BACKENDS_IN_PYTHON:
@@ -95,7 +97,7 @@ if BACKENDS_IN_PYTHON:
         def options(self) -> Any:  # the inherited one would ask itself for ever
             return self.Options(_OURS)
 
-    class _BesideOthers(_Introduced):
+    class _Backend(_Introduced):
         supports_coalescing = supports_splitting = False
 
         def __init__(self, group: Any) -> None:
@@ -123,7 +125,7 @@ if BACKENDS_IN_PYTHON:
             return operation
 
         for name in names:
-            setattr(_BesideOthers, name, handing_on(name))
+            setattr(_Backend, name, handing_on(name))
 
     _hand_on(_OPERATIONS.split())
-    never_compiled(_BesideOthers)
+    never_compiled(_Backend)
