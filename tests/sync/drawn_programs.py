@@ -3,6 +3,8 @@
 import programs
 import random_programs
 from hypothesis import strategies as st
+from random_layers import KINDS, LOOSE, SPARSE
+from random_moves import MOVES, NOT_YET, can_be_drawn
 
 
 def _said(**options):
@@ -21,6 +23,7 @@ layers = st.builds(
     frozen=st.integers(0, 4).map(lambda n: n == 4),
     use=sometimes(st.sampled_from(["never", "even steps", "some samples"]), 2),
     checkpoint=sometimes(st.sampled_from(["plain", "reentrant"])),
+    kind=sometimes(st.sampled_from(KINDS), 1),
 )
 rates = st.sampled_from([0.1, 0.05, 0.02])
 OPTIMIZERS = [
@@ -63,6 +66,10 @@ afterwards = st.one_of(
     st.just({"do": "save"}),
     st.builds(lambda what: {"do": "load", "what": what}, st.sampled_from(["model", "optimizers", "both"])),
 )
+if can_be_drawn():
+    moves = st.builds(lambda move, layer: _said(do=move, layer=layer), st.sampled_from(can_be_drawn()), numbers)
+    afterwards = st.one_of(afterwards, afterwards, moves)
+CODECS = ["fp16", "bf16", "int8", "topk:0.3", "powersgd:1", "onebit"]  # which leave something out, or round
 HOOKS = ["gradient", "forward", "module", "accumulated", "before step", "after step"]
 
 
@@ -109,11 +116,10 @@ def steps(draw, edits):
 
 @st.composite
 def cases(draw, way):
-    made = draw(st.lists(layers, max_size=3))
-    if made:
-        made[0].pop("tied", None)
-    edits = draw(st.integers(0, 2)) == 2 or way in random_programs.WORKERS_STEP
-    simple = way in ("auto", "shared", "servers") and draw(st.integers(0, 3)) < 3  # else they can't be shared
+    made = _layers(draw(st.lists(layers, max_size=3)), draw, way)
+    workers_step = way in random_programs.WORKERS_STEP
+    edits = workers_step or draw(st.integers(0, 15)) == 15
+    simple = way in ("auto", "shared", "servers") and draw(st.integers(0, 7)) < 7  # else they can't be shared
     rules = draw(optimizers(len(made) + 1, not simple))
     schedule = draw(sometimes(st.sampled_from(schedulers_for(rules)), 2))
     case = _said(
@@ -138,13 +144,120 @@ def cases(draw, way):
                 backward.pop("penalty", None)
     if "clip_norm" in case:  # which of two clippings comes first shows in the tenth digit
         case["hooks"] = [hook for hook in case.get("hooks", []) if hook["on"] != "before step"]
+    if "leave others" not in NOT_YET and draw(st.integers(0, 5)) == 5:
+        case["leaves others"] = True
+    if (workers_step or way == "local") and draw(st.integers(0, 4)) == 4:
+        _scale(case)
+    if draw(st.integers(0, 4)) == 4:
+        case["autocast"] = True  # which leaves float64 alone
+    _suit(case, draw)
     if schedule in FIXED_GROUPS:
         _drop(case["steps"], lambda action: action["do"] == "add group")
     _keep_in_step(case["steps"], "buffer" in case)
-    if way not in random_programs.WORKERS_STEP:
+    if not workers_step:
         # What is changed through .data is looked for with a net, not a proof, where workers may not change it.
         _drop(case["steps"], lambda action: action["do"] in ("data", "clamp data") and not action.get("properly"))
-    return case
+    return _said(**case)
+
+
+def _layers(made, draw, way):
+    """Only plain ones can be tied."""
+    for number, layer in enumerate(made):
+        if layer.get("tied") and (not number or "kind" in layer or "kind" in made[0]):
+            layer.pop("tied")
+        elif layer.get("tied") and "tie data" not in NOT_YET and draw(st.booleans()):
+            layer["tied"] = "data"
+        if way == "shared" and layer.get("kind") in SPARSE and draw(st.integers(0, 4)):  # which can't be
+            layer.pop("kind")
+        if way == "lossy" and draw(st.booleans()) and not layer.get("tied"):
+            made[number] = {"kind": draw(st.sampled_from(LOOSE))}
+    return made
+
+
+def _scale(case):
+    """With a GradScaler: what is between backward and step would be of scaled gradients."""
+    case["scaler"] = True
+    case.pop("clip_norm", None)
+    case["hooks"] = [hook for hook in case.get("hooks", []) if hook["on"] not in ("before step", "accumulated")]
+    for step in case["steps"]:
+        step.pop("step", None)
+        for place in (step, *step["backwards"]):
+            place.pop("then", None)
+        for backward in step["backwards"]:  # to unscale a gradient is to edit it
+            backward.pop("loss", None) if backward.get("loss") == "skips" else None
+
+
+def _suit(case, draw):
+    """What plain PyTorch forbids for some layers, and what is promised of some ways alone."""
+    kinds = {layer.get("kind") for layer in case.get("layers", [])}
+    if kinds & {*SPARSE}:
+        _suit_sparse(case)
+    if case["way"].startswith("servers") and draw(st.integers(0, 3)):  # where a step has one weight
+        for step in case["steps"]:
+            for backward in step["backwards"] if _keeps(case) else ():
+                if backward.get("loss") in ("tokens", "class weights", "skips"):
+                    backward.pop("loss")
+    if case["way"] == "local":
+        _suit_local(case)
+    if case["way"] == "lossy":
+        case["compress"] = draw(st.sampled_from(CODECS[:-1] if _looks_at_sizes(case) else CODECS))
+        if kinds & {*LOOSE}:
+            for step in case["steps"]:
+                step.pop("step", None) if step.get("step") == "not yet" else None
+                for backward in step["backwards"]:
+                    backward["size"] += 5  # two samples for each of three workers
+                    backward.pop("no_sync", None)
+                    backward.pop("loss", None) if backward.get("loss") == "skips" else None
+
+
+def _keeps(case):
+    return any(len(step["backwards"]) > 1 or step.get("step") == "not yet" for step in case["steps"])
+
+
+def _looks_at_sizes(case):
+    return any(rule["kind"].startswith("Adam") for rule in case["optimizers"])
+
+
+def _suit_sparse(case):
+    """Sparse gradients: few optimizers take them, and nothing edits them."""
+    for rule in case["optimizers"]:
+        for name in {*rule} - {"lr", "groups"}:
+            rule.pop(name)
+        rule["kind"] = "SGD"
+    for name in ("clip_norm", "hooks", "scaler"):
+        case.pop(name, None)
+    if case.get("scheduler", {}).get("kind") in ("CyclicLR", "OneCycleLR"):
+        case.pop("scheduler")
+    for layer in case["layers"]:
+        if layer.get("kind") in SPARSE:
+            layer.pop("checkpoint", None)
+    for step in case["steps"]:
+        if step.get("step") == "zeros":
+            step.pop("step")
+        for place in (step, *step["backwards"]):
+            if "then" in place:
+                place["then"] = [action for action in place["then"] if action["do"] in ("drop", "synchronise")]
+        for backward in step["backwards"]:
+            backward.pop("penalty", None)
+            backward.pop("decay", None)
+
+
+def _suit_local(case):
+    """Local(1) is one process with plain SGD, one backward a step, and losses whose terms everybody has."""
+    case["optimizers"] = [
+        {"kind": "SGD", "lr": rule["lr"], "groups": rule["groups"]} for rule in case["optimizers"][:1]
+    ]
+    case.pop("clip_norm", None)
+    if case.get("scheduler", {}).get("kind") in ("CyclicLR", "OneCycleLR"):
+        case.pop("scheduler")
+    case["hooks"] = [h for h in case.get("hooks", []) if h["on"] in ("gradient", "forward", "module")]
+    for step in case["steps"]:
+        step.pop("step", None)
+        step.pop("then", None)
+        del step["backwards"][1:]
+        for backward in step["backwards"]:
+            for name in ("then", "no_sync", *(["loss"] if backward.get("loss") in ("tokens", "skips") else [])):
+                backward.pop(name, None)
 
 
 def _keep_in_step(made, with_buffer):
@@ -203,6 +316,10 @@ WORDS = {
     "schedulers a step": lambda case: "scheduler" in case and "per" not in case["scheduler"],
     "schedulers an epoch": lambda case: case.get("scheduler", {}).get("per") == "epoch",
     "hooks": lambda case: "hooks" in case,
+    **{kind: lambda case, kind=kind: kind in kinds_of(case) for kind in KINDS},
+    "GradScaler": lambda case: "scaler" in case,
+    "autocast": lambda case: "autocast" in case,
+    **{move: lambda case, move=move: move in done_in(case) for move in MOVES if move not in NOT_YET},
     **{f"{count} workers": lambda case, count=count: case["workers"] == count for count in (1, 2, 3)},
 }
 
@@ -213,6 +330,10 @@ def words_of(case):
 
 def _some_layer(case, name):
     return any(layer.get(name) for layer in case.get("layers", []))
+
+
+def kinds_of(case):
+    return {layer.get("kind") for layer in case.get("layers", [])}
 
 
 def backwards_of(case):

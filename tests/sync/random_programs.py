@@ -13,12 +13,14 @@ import warnings
 import programs
 import torch
 from random_batches import IGNORED, WIDTH, batches_of, loss_of, terms_of, unpacked, whole_in
+from random_layers import make_layer, make_optimizers, place_hook, through
+from random_moves import Moves
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gradtide.collective import Group
 from gradtide.errors import GradtideError
-from gradtide.sync import Job, Servers
+from gradtide.sync import Job, Local, Servers
 
 WAYS = {
     "auto": {},
@@ -27,8 +29,17 @@ WAYS = {
     "ring": {"sync": "ring"},
     "servers": {"sync": "servers"},
     "servers that average": {"sync": "servers", "share_parameters": False},
+    "local": {"sync": Local(1)},
+    "compressed": {"share_parameters": False, "compress": "topk:1"},
+    "lossy": {"share_parameters": False},  # with a codec that the case names: workers are alike, and no more
 }
-WORKERS_STEP = ("all-reduce", "ring", "servers that average")  # where .grad is that of all workers after backward
+WORKERS_STEP = (
+    "all-reduce",
+    "ring",
+    "servers that average",
+    "compressed",
+    "lossy",
+)  # where .grad is that of all workers after backward
 
 
 class Net(nn.Module):
@@ -37,14 +48,20 @@ class Net(nn.Module):
     def __init__(self, case):
         super().__init__()
         self.specs = case.get("layers", [])
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(len(self.specs) + 1))
+        self.layers = nn.ModuleList(make_layer(spec.get("kind")) for spec in [*self.specs, {}])
         for layer, spec in zip(self.layers, self.specs, strict=False):
-            if spec.get("tied"):
+            if spec.get("tied") is True:
                 layer.weight = self.layers[0].weight
             layer.requires_grad_(not spec.get("frozen"))
         self._buffer = case.get("buffer")
         if self._buffer:
             self.register_buffer("mean", torch.ones(WIDTH))
+
+    def tie_data(self):
+        """Two parameters with one memory, which a conversion would part."""
+        for layer, spec in zip(self.layers, self.specs, strict=False):
+            if spec.get("tied") == "data":
+                layer.weight.data = self.layers[0].weight.data
 
     def forward(self, x, step, mask=None):
         """`mask`: the units that dropout leaves, which the program has drawn for all workers."""
@@ -67,83 +84,38 @@ class Net(nn.Module):
             self.mean = self.mean * 0.9 + seen
 
     def _through(self, layer, spec, hidden, x, step):
-        use = spec.get("use", "always")
+        use, kind = spec.get("use", "always"), spec.get("kind")
         if use == "never" or (use == "even steps" and step % 2):
             return hidden
         if use == "some samples":
             rows = (x[:, 0] > 0.5).nonzero().flatten()
-            return hidden.index_add(0, rows, torch.tanh(layer(hidden[rows]))) if len(rows) else hidden
+            return hidden.index_add(0, rows, through(layer, kind, hidden[rows], x[rows])) if len(rows) else hidden
         if spec.get("checkpoint"):
             again = spec["checkpoint"] == "reentrant"
             if again and not hidden.requires_grad:  # else it gives its layer no gradient, in plain PyTorch too
                 hidden = hidden.detach().requires_grad_(torch.is_grad_enabled())
-            return checkpoint(lambda h: torch.tanh(layer(h)), hidden, use_reentrant=again)
-        return torch.tanh(layer(hidden))
-
-
-# --- optimizers, schedulers, hooks ---
-
-
-def make_optimizers(specs, net):
-    """A tied parameter is in one of them only."""
-    taken, made = set(), []
-    for spec in specs:
-        groups = []
-        for group in spec["groups"]:
-            parameters = {id(p): p for number in group["layers"] for p in net.layers[number].parameters()}
-            mine = [p for number, p in parameters.items() if number not in taken]
-            taken.update(parameters)
-            groups.append({"params": mine, **{k: v for k, v in group.items() if k != "layers"}})
-        options = {k: v for k, v in spec.items() if k not in ("kind", "groups")}
-        made.append(getattr(torch.optim, spec["kind"])(groups, **options))
-    return made
-
-
-def place_hook(hook, net, optimizers, note):
-    """`note` is called by one that only looks on."""
-    layer = net.layers[hook.get("layer", 0) % len(net.layers)]
-    mask = torch.arange(WIDTH) % 2 == 0
-
-    def clip(*_):
-        nn.utils.clip_grad_norm_(net.parameters(), 0.05)
-
-    def shrink_grad(p):
-        p.grad.mul_(0.5)
-
-    def halve(_module, gradients, _outputs):
-        return tuple(None if g is None else g * 0.5 for g in gradients)
-
-    match hook["on"]:
-        case "forward":
-            layer.register_forward_hook(lambda _module, _inputs, outputs: outputs * 0.5)
-        case "module":
-            layer.register_full_backward_hook(halve)
-        case "gradient" if layer.weight.requires_grad:
-            layer.weight.register_hook(lambda g: g * mask)
-        case "accumulated" if layer.weight.requires_grad:
-            layer.weight.register_post_accumulate_grad_hook(shrink_grad)
-        case "before step":
-            optimizers[0].register_step_pre_hook(clip)
-        case "after step":
-            optimizers[-1].register_step_post_hook(note)
+            return checkpoint(lambda h: through(layer, kind, h, x), hidden, use_reentrant=again)
+        return through(layer, kind, hidden, x)
 
 
 # --- a program ---
 
 
-class Program:
+class Program(Moves):
     """One run of a program. `trace` is what it has seen so far."""
 
     def __init__(self, case, around):
         self.case, self.around, self.trace, self.noted = case, around, [], 0
         torch.manual_seed(case.get("seed", 0))
         self.net = Net(case).double()
+        self.net.tie_data()
         self.optimizers = make_optimizers(case["optimizers"], self.net)
         early = [hook for hook in case.get("hooks", []) if not hook.get("late")]
         for hook in early:
             place_hook(hook, self.net, self.optimizers, self.note)
         self.model = self.schedulers = None
         self.saved, self.whole = None, True
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0) if case.get("scaler") else None
         if case.get("warm"):
             self.warm()
         if around.rank:  # only worker 0's count
@@ -161,9 +133,7 @@ class Program:
 
     def run(self):
         case = self.case
-        optimizers = self.optimizers if len(self.optimizers) > 1 else self.optimizers[0]
-        options = {"clip_norm": case["clip_norm"]} if "clip_norm" in case else {}
-        self.model = self.around.wrap(self.net, optimizers, **(options if self.around.job is not None else {}))
+        self.wrap()
         for hook in case.get("hooks", []):
             if hook.get("late"):
                 place_hook(hook, self.net, self.optimizers, self.note)
@@ -174,10 +144,16 @@ class Program:
         for first in range(0, len(steps), epoch):
             self.run_epoch(steps[first : first + epoch], first)
         self.see("buffers and calls of a hook", self.noted, *self.net.buffers())
+        self.see_aliases()
         self.model.close()
         self.see("end", *self.parameters())
-        if case["way"] != "servers":
+        if case["way"] != "servers" and not self.repointed:
             self.see("state of optimizers", *self.optimizer_state())
+
+    def wrap(self):
+        optimizers = self.optimizers if len(self.optimizers) > 1 else self.optimizers[0]
+        options = {name: self.case[name] for name in ("clip_norm", "compress") if name in self.case}
+        self.model = self.around.wrap(self.net, optimizers, **(options if self.around.job is not None else {}))
 
     def run_epoch(self, steps, first):
         data = iter(self.around.shard(list(batches_of(self.case, steps, first)), **whole_in(self.case)))
@@ -188,7 +164,8 @@ class Program:
                     self.between(action, number)
             for action in step.get("then", []):
                 self.between(action, number)
-            self.step(step.get("step", "model"))
+            self.step(step.get("step", "optimizers" if self.by_hand else "model"))
+            self.after_every_step()
             self.see(f"step {number}", *self.parameters())
             self.schedule("step")
             for action in step.get("after", []):
@@ -200,7 +177,7 @@ class Program:
         self.noted += 1
 
     def see(self, label, *tensors):
-        self.trace.append((label, [torch.as_tensor(t).detach().clone() for t in tensors]))
+        self.trace.append((label, [_plain(torch.as_tensor(t).detach()) for t in tensors]))
 
     def parameters(self):
         return list(self.net.parameters())
@@ -216,9 +193,10 @@ class Program:
         x, y, mask = unpacked(self.case, batch)
         self.whole = not spec.get("no_sync")
         with self.model.no_sync() if spec.get("no_sync") else contextlib.nullcontext():
-            loss = self.loss(spec, x, y, step, mask)
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.case.get("autocast", False)):
+                loss = self.loss(spec, x, y, step, mask)
             if loss is not None:
-                loss.backward()
+                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def loss(self, spec, x, y, step, mask):
         kind = spec.get("loss", "mean")
@@ -279,7 +257,24 @@ class Program:
             case "look":
                 self.look("gradients", *gradients)
 
+    def step_scaled(self):
+        """One that has nothing to step is no GradScaler's."""
+        there = [o for o in self.optimizers if any(p.grad is not None for g in o.param_groups for p in g["params"])]
+        for optimizer in there:
+            self.scaler.unscale_(optimizer)
+        for optimizer in self.optimizers:
+            if optimizer in there:
+                self.scaler.step(optimizer)
+            else:
+                optimizer.step()
+        if there:
+            self.scaler.update()
+        self.net.zero_grad()
+
     def step(self, how):
+        if self.scaler is not None:
+            self.step_scaled()
+            return
         if "clip_norm" in self.case and self.around.job is None and how != "not yet":
             nn.utils.clip_grad_norm_([p for p in self.net.parameters() if p.requires_grad], self.case["clip_norm"])
         if how == "model":
@@ -298,7 +293,8 @@ class Program:
             return
         else:
             return  # not in this one: gradients stay
-        self.net.zero_grad()  # what no optimizer has
+        if not self.case.get("leaves others"):
+            self.net.zero_grad()  # what no optimizer has
 
     def schedule(self, per):
         spec = self.case.get("scheduler")
@@ -333,10 +329,14 @@ class Program:
                 self.add_group(layer, action.get("lr", 0.05))
             case "rate":
                 self.optimizers[0].param_groups[0]["lr"] = action["lr"]
+            case "save" | "load" if self.repointed:
+                pass
             case "save":
                 self.saved = self.state()
             case "load":
                 self.load(action.get("what", "both"))
+            case _:
+                self.move(action)
 
     def add_group(self, layer, lr):
         known = {id(p) for o in self.optimizers for group in o.param_groups for p in group["params"]}
@@ -367,6 +367,10 @@ def _penalty(kind, outputs, x, y):
     (slope,) = torch.autograd.grad(outputs.sum(), x, create_graph=True)
     terms = terms_of(kind, y)
     return (slope.square().sum(1) * terms).sum() / terms.sum() if terms.sum() else 0
+
+
+def _plain(tensor):
+    return tensor.to_dense() if tensor.is_sparse else tensor.clone()
 
 
 def _copied(value):

@@ -2,7 +2,8 @@
 
 import re
 
-from drawn_programs import backwards_of, done_in, losses_of
+from drawn_programs import backwards_of, done_in, kinds_of, losses_of
+from random_layers import SPARSE
 
 GRADIENT_EDITS = {"clip norm", "clip value", "mask", "data", "replace", "drop", "zero"}
 PARAMETER_EDITS = {"shrink", "clamp data", "load"}
@@ -11,7 +12,11 @@ PARAMETER_EDITS = {"shrink", "clamp data", "load"}
 def _edits(case):
     """Gradients, before the step."""
     editing = ("before step", "accumulated")
-    return GRADIENT_EDITS & done_in(case) or any(hook["on"] in editing for hook in case.get("hooks", []))
+    return (
+        "scaler" in case
+        or GRADIENT_EDITS & done_in(case)
+        or any(hook["on"] in editing for hook in case.get("hooks", []))
+    )
 
 
 def _keeps(case):
@@ -41,7 +46,7 @@ REASONS = (
     (
         "optimizer.step() where no worker has the whole gradient",
         r"call model\.step\(\) instead",
-        lambda case: any(step.get("step") in ("optimizers", "zeros") for step in case["steps"]),
+        lambda case: "scaler" in case or any(step.get("step") in ("optimizers", "zeros") for step in case["steps"]),
     ),
     (
         "a shared parameter was edited",
@@ -58,7 +63,11 @@ REASONS = (
         "the servers hold",
         lambda case: PARAMETER_EDITS & done_in(case),
     ),
-    ("parameters can't be shared", "parameters can't be shared", lambda case: not _has_owners(case)),
+    (
+        "parameters can't be shared",
+        "parameters can't be shared",
+        lambda case: not _has_owners(case) or kinds_of(case) & {*SPARSE},
+    ),
     (
         "weights that differ within a step, over servers",
         "over servers a step has one weight",

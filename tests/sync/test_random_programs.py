@@ -12,16 +12,23 @@ import torch
 import training
 from drawn_programs import WORDS, cases, done_in, words_of
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from random_layers import SPARSE
 from ranks import Failed
 from refused_programs import PARAMETER_EDITS, reason_of
 
 import gradtide
 
 ATOL = 1e-10
-REFUSED_AT_MOST = 0.15  # of the programs on all-reduce
+REFUSED_AT_MOST, REFUSED_OF_A_MOVE = 0.15, 0.3  # of all programs; of those of one way that have one move, or layer
+SEEN_ENOUGH = 20  # of those, before a share is one
+BY_DESIGN = {  # where no worker has the whole gradient, nobody can look at it; nor can sparse ones be shared
+    *(("clipping", way) for way in ("auto", "shared", "servers")),
+    *((kind, "shared") for kind in SPARSE),
+}
 FAILURES_AT_MOST = 3  # then it is time to look
 
-PROGRAMS = {"auto": 30, "shared": 30, "all-reduce": 50, "ring": 30, "servers": 30, "servers that average": 30}
+PROGRAMS = {"auto": 30, "shared": 20, "all-reduce": 50, "ring": 20, "servers": 20, "servers that average": 20}
+PROGRAMS |= {"local": 15, "compressed": 15, "lossy": 10}
 _SGD = {"kind": "SGD", "lr": 0.1, "groups": [{"layers": [0]}]}
 _TWO = {"optimizers": [{**_SGD, "groups": [{"layers": [0, 1]}]}]}
 _CLIP = {"do": "clip value", "by": 0.05}
@@ -33,7 +40,7 @@ _EDIT_AND_FREEZE = {"backwards": [{"size": 5}], "after": [{"do": "shrink"}, {"do
 _KEEP_AND_FREEZE = {**_KEEP_AND_UNFREEZE, "after": [{"do": "freeze"}]}
 REGRESSIONS = [
     {"way": way, "workers": 2, "optimizers": [_SGD], **case}
-    for way in random_programs.WAYS
+    for way in ("auto", "shared", "all-reduce", "ring", "servers", "servers that average")
     for case in (
         # a backward in no_sync after one outside of it stayed each worker's own
         {"steps": [{"backwards": [{"size": 6}, {"size": 4, "no_sync": True}]}]},
@@ -125,13 +132,27 @@ REGRESSIONS = [
     )
 ]
 
+REGRESSIONS.append(
+    {  # with Local too weigh() was forgotten in a forward that found another layer to train
+        "way": "local",
+        "workers": 2,
+        "layers": [{}, {}],
+        "optimizers": [{**_SGD, "groups": [{"layers": [0, 1, 2]}]}],
+        "steps": [
+            {"backwards": [{"size": 1}]},
+            {"backwards": [{"size": 1}], "after": [{"do": "freeze"}]},
+            {"backwards": [{"size": 2, "loss": "class weights"}]},
+        ],
+    }
+)
+
 
 class Runner:
     """Runs cases in processes that stay, and servers that stay until something was refused."""
 
     def __init__(self, workers, forks):
         self._workers, self._forks, self._servers = workers, forks, None
-        self.drawn, self.refused, self.words = 0, Counter(), Counter()
+        self.drawn, self.refused, self.words, self.refused_words = 0, Counter(), Counter(), Counter()
 
     def check(self, case):
         """Runs it, and counts it."""
@@ -141,8 +162,13 @@ class Runner:
         refusals = [refusal for _, refusal in found if refusal]
         if refusals:
             self.refused[reason_of(case, refusals)] += 1
+            self.refused_words.update(words_of(case))
             if case["way"] in ("auto", "shared") and PARAMETER_EDITS & done_in(case):
                 found = [(before_last_step(trace), refusal) for trace, refusal in found]
+        if case["way"] == "lossy":
+            found, wanted = found[1:], [(label, seen) for label, seen in found[0][0] if label != "validation"]
+            assert all(bool(t.double().isfinite().all()) for _, seen in wanted for t in seen)
+            found = [([seen for seen in trace if seen[0] != "validation"], refusal) for trace, refusal in found]
         compare(found, wanted)
 
     def _run(self, case):
@@ -173,6 +199,17 @@ class Runner:
     def table(self):
         rows = [f"{count} ({count / self.drawn:.1%}) refused: {reason}" for reason, count in self.refused.most_common()]
         return "\n    ".join([f"{self.drawn} programs, {self.refused.total()} refused", *rows])
+
+    def often_refused(self, way):
+        """What programs have of which too many are refused, as text."""
+        shares = {word: self.refused_words[word] / count for word, count in self.words.items() if count >= SEEN_ENOUGH}
+        return [f"{w}: {s:.0%}" for w, s in shares.items() if s > REFUSED_OF_A_MOVE and (w, way) not in BY_DESIGN]
+
+    def table_of_words(self):
+        both = [(self.refused_words[word] / count, word, count) for word, count in self.words.items()]
+        return "\n    ".join(
+            f"{share:4.0%} of {count} with {word}" for share, word, count in sorted(both, reverse=True)
+        )
 
 
 def before_last_step(trace):
@@ -231,16 +268,32 @@ def run_many(runner, way, numbers):
     return failures
 
 
+@pytest.fixture(scope="module")
+def totals():
+    """Of all ways: how many programs, and how many of them were refused."""
+    return Counter()
+
+
 @pytest.mark.parametrize("times", [1, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", PROGRAMS)
-def test_random_programs_give_what_one_process_gives_or_are_refused_by_name(runner, way, times):
+def test_random_programs_give_what_one_process_gives_or_are_refused_by_name(runner, totals, way, times):
     first = 1_000_000 * list(PROGRAMS).index(way)
     failures = run_many(runner, way, range(first, first + PROGRAMS[way] * times))
-    print(f"\n{way}: {runner.table()}")
+    print(f"\n{way}: {runner.table()}\n    {runner.table_of_words()}")
     assert not failures, "\n\n".join(failures)
-    assert not (left_out := WORDS.keys() - runner.words.keys()), f"never drawn: {sorted(left_out)}"
-    if way == "all-reduce":
+    totals["drawn", times] += runner.drawn
+    totals["refused", times] += runner.refused.total()
+    assert not (often := runner.often_refused(way)), f"{way} refuses too many: {often}"
+    if way == "all-reduce":  # which takes all there is
+        assert not (left_out := WORDS.keys() - runner.words.keys()), f"never drawn: {sorted(left_out)}"
         assert runner.refused.total() <= REFUSED_AT_MOST * runner.drawn, f"too many are refused: {runner.table()}"
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(50, marks=pytest.mark.slow)])
+def test_few_of_all_of_them_were_refused(totals, times):
+    drawn, refused = totals["drawn", times], totals["refused", times]
+    print(f"\n{drawn} programs, {refused} refused")
+    assert refused <= REFUSED_AT_MOST * drawn
 
 
 def test_a_model_that_has_taken_no_step_is_closed_without_a_word_on_servers_that_had_another_one(runner):
