@@ -68,7 +68,8 @@ afterwards = st.one_of(
 )
 if can_be_drawn():
     moves = st.builds(lambda move, layer: _said(do=move, layer=layer), st.sampled_from(can_be_drawn()), numbers)
-    afterwards = st.one_of(afterwards, afterwards, moves)
+    edits_after = afterwards
+    afterwards = st.integers(0, 2).flatmap(lambda n: moves if n == 2 else edits_after)
 CODECS = ["fp16", "bf16", "int8", "topk:0.3", "powersgd:1", "onebit"]  # which leave something out, or round
 HOOKS = ["gradient", "forward", "module", "accumulated", "before step", "after step"]
 
@@ -118,8 +119,8 @@ def steps(draw, edits):
 def cases(draw, way):
     made = _layers(draw(st.lists(layers, max_size=3)), draw, way)
     workers_step = way in random_programs.WORKERS_STEP
-    edits = workers_step or draw(st.integers(0, 7)) == 7
-    simple = way in ("auto", "shared", "servers") and draw(st.integers(0, 3)) < 3  # else they can't be shared
+    edits = workers_step or draw(st.integers(0, 15)) == 15
+    simple = way in ("auto", "shared", "servers") and draw(st.integers(0, 7)) < 7  # else they can't be shared
     rules = draw(optimizers(len(made) + 1, not simple))
     schedule = draw(sometimes(st.sampled_from(schedulers_for(rules)), 2))
     case = _said(

@@ -32,6 +32,7 @@ class Moves:
 
     aliases: tuple = ()
     averaged: tuple = ()
+    repointed = False
     by_hand = False  # whether it has an optimizer that the wrapper was not given
 
     def move(self, action):
@@ -74,14 +75,12 @@ class Moves:
         return not (spec or tied) and all(p.requires_grad for p in layer.parameters())
 
     def _repoint(self, old, new):
-        """Groups have the new parameters where they had the old."""
+        """Groups have the new parameters where they had the old, whose state stays: no `state_dict` is made of that."""
+        self.repointed = True
         gone, coming = {id(p) for p in old}, list(new)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 if gone & {id(p) for p in group["params"]}:
-                    for p in group["params"]:
-                        if id(p) in gone:
-                            optimizer.state.pop(p, None)
                     group["params"] = [p for p in group["params"] if id(p) not in gone] + coming
                     coming = []
 

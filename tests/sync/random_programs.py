@@ -50,14 +50,18 @@ class Net(nn.Module):
         self.specs = case.get("layers", [])
         self.layers = nn.ModuleList(make_layer(spec.get("kind")) for spec in [*self.specs, {}])
         for layer, spec in zip(self.layers, self.specs, strict=False):
-            if spec.get("tied") == "data":
-                layer.weight.data = self.layers[0].weight.data
-            elif spec.get("tied"):
+            if spec.get("tied") is True:
                 layer.weight = self.layers[0].weight
             layer.requires_grad_(not spec.get("frozen"))
         self._buffer = case.get("buffer")
         if self._buffer:
             self.register_buffer("mean", torch.ones(WIDTH))
+
+    def tie_data(self):
+        """Two parameters with one memory, which a conversion would part."""
+        for layer, spec in zip(self.layers, self.specs, strict=False):
+            if spec.get("tied") == "data":
+                layer.weight.data = self.layers[0].weight.data
 
     def forward(self, x, step, mask=None):
         """`mask`: the units that dropout leaves, which the program has drawn for all workers."""
@@ -104,6 +108,7 @@ class Program(Moves):
         self.case, self.around, self.trace, self.noted = case, around, [], 0
         torch.manual_seed(case.get("seed", 0))
         self.net = Net(case).double()
+        self.net.tie_data()
         self.optimizers = make_optimizers(case["optimizers"], self.net)
         early = [hook for hook in case.get("hooks", []) if not hook.get("late")]
         for hook in early:
@@ -142,7 +147,7 @@ class Program(Moves):
         self.see_aliases()
         self.model.close()
         self.see("end", *self.parameters())
-        if case["way"] != "servers":
+        if case["way"] != "servers" and not self.repointed:
             self.see("state of optimizers", *self.optimizer_state())
 
     def wrap(self):
@@ -324,6 +329,8 @@ class Program(Moves):
                 self.add_group(layer, action.get("lr", 0.05))
             case "rate":
                 self.optimizers[0].param_groups[0]["lr"] = action["lr"]
+            case "save" | "load" if self.repointed:
+                pass
             case "save":
                 self.saved = self.state()
             case "load":

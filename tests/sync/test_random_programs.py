@@ -132,6 +132,20 @@ REGRESSIONS = [
     )
 ]
 
+REGRESSIONS.append(
+    {  # with Local too weigh() was forgotten in a forward that found another layer to train
+        "way": "local",
+        "workers": 2,
+        "layers": [{}, {}],
+        "optimizers": [{**_SGD, "groups": [{"layers": [0, 1, 2]}]}],
+        "steps": [
+            {"backwards": [{"size": 1}]},
+            {"backwards": [{"size": 1}], "after": [{"do": "freeze"}]},
+            {"backwards": [{"size": 2, "loss": "class weights"}]},
+        ],
+    }
+)
+
 
 class Runner:
     """Runs cases in processes that stay, and servers that stay until something was refused."""

@@ -54,3 +54,10 @@ def test_onto_another_number_of_workers_the_sum_of_what_was_left_out_is_kept(who
     for found in resumed:
         assert all(torch.equal(found[case][name], resumed[0][case][name]) for name in found[case])
     assert any("what compression had left out of all is kept in sum" in line for line in resumed[0]["said"])
+
+
+def test_in_fit_gradients_of_a_state_that_a_callback_gives_up_never_come():
+    command = [loaded_python(), "-m", "gradtide", "run", "--workers", "2"]
+    command += [str(HERE / "compressed_load_script.py"), "topk:0.02"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -45,6 +45,7 @@ class Synchroniser:
             job.least_part = max(job.least_part, 2)
         self._synchronising, self._stepping, self._uneven = True, False, UnevenLoops(job)
         self._weighed: float | None = None  # what the user said that this worker's loss counts
+        self._said = 0.0, 0.0  # the same as it was said, for another way
         self._rounds, self._clipped = 0, 0  # synchronisations so far; the one whose gradient was clipped
         self._stepped = dict.fromkeys(map(id, trained.optimizers), 0)  # the round of each optimizer's last step
         self._backwards, self._warned = 0, False  # since the last step
@@ -193,7 +194,8 @@ class Synchroniser:
             raise ConfigError(f"weigh({terms:g}): a mean is over 0 terms or more")
         self._check_weighed()
         counts = self._job.weight  # nothing if this worker has no sample, but one that stands in for it
-        self._weighed = self.way.weigh(terms if counts else 0.0, counts)
+        self._said = terms if counts else 0.0, counts
+        self._weighed = self.way.weigh(*self._said)
 
     def _check_weighed(self) -> None:
         if self.way.one_weight and self._hooks.holding:
@@ -395,6 +397,8 @@ class Synchroniser:
             if self._on_trial:
                 self._trial, self._proven = Trial(self._trained), False
             self._anew()
+            if self._weighed is not None:  # which is said before forward, where this is called
+                self._weighed = self.way.weigh(*self._said)
         self._hooks.take_over(hooks)
         if self._loads is not None:
             self._loads.remove()
