@@ -22,8 +22,8 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from gradtide.bench.peers.recovery_rivals import CALM_S, HUNG_S, ProcessGroup, RayActor, Torchft, Torchrun
-from gradtide.bench.peers.recovery_torchrun import ELEMENTS
+from gradtide.bench.peers.recovery_ranks import ELEMENTS
+from gradtide.bench.peers.recovery_rivals import CALM_S, HUNG_S, RayActor, ReconfiguredGroup, Torchft, Torchrun
 from gradtide.errors import ConfigError
 from gradtide.store.client.store import Store, connect
 from gradtide.store.local.servers import LocalServers, local_servers
@@ -71,7 +71,7 @@ def bench_recovery(kills: int, tell: Callable[[str], None], *, groups: bool = Fa
 
 
 def _groups(folder: Path) -> dict[str, "Contender"]:
-    return {f"{name} group": ProcessGroup(folder / name, name) for name in ("gradtide", "gloo")}
+    return {f"{name} group": ReconfiguredGroup(folder / name, name) for name in ("gradtide", "gloo")}
 
 
 def _stores(folder: Path) -> dict[str, "Contender"]:
@@ -116,4 +116,4 @@ class Ours:
         return seconds
 
 
-Contender = Ours | Torchrun | Torchft | RayActor | ProcessGroup
+Contender = Ours | Torchrun | Torchft | RayActor | ReconfiguredGroup

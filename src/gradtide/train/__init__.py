@@ -8,7 +8,6 @@ source.py           tensors, arrays, a Dataset, a DataLoader or a generator as o
 steering/           what a user adds: metrics, callbacks, schedules, sample weights, progress
 optimizers.py       the optimizer that fit was given, and one like it for every device
 settings.py         what `gradtide train` is to train, as data that a worker can be sent; what a run can't be
-generators.py       what draws while data is read, and where it is
 position.py         where a run is, and what it has seen so far
 run_state.py        what a run needs to go on bit for bit, as tensors and plain values
 keeper.py           its checkpoints: written beside the training, and gone on from

@@ -19,11 +19,11 @@ from gradtide.parallel.devices.losses import LossFn, LossTerms
 from gradtide.parallel.devices.step import check_strategy
 from gradtide.train.arguments import FIT, FIT_UNNAMED, check_kinds, check_model
 from gradtide.train.evaluation import make_loss
-from gradtide.train.generators import DataGenerators
 from gradtide.train.keeper import Checkpoints, Keeper
 from gradtide.train.optimizers import OptimizerFactory, Optimizers
 from gradtide.train.position import History
 from gradtide.train.run import Run, Steering
+from gradtide.train.run_state import DataGenerators
 from gradtide.train.settings import (
     check_batch,
     check_batch_norm,

@@ -33,10 +33,10 @@ from gradtide.parallel.devices.randomness import DeviceRandom, seed_devices
 from gradtide.parallel.devices.shares import DeviceShares
 from gradtide.parallel.devices.step import BatchResult
 from gradtide.train.evaluation import Evaluation, evaluate_replicas
-from gradtide.train.generators import DataGenerators
 from gradtide.train.keeper import Keeper
 from gradtide.train.optimizers import Optimizers
 from gradtide.train.position import History, Position
+from gradtide.train.run_state import DataGenerators
 from gradtide.train.source import Batch, BatchSource, ReadAhead, StepBatch, StepSource
 from gradtide.train.steering.callbacks import Callbacks, EpochEnd
 from gradtide.train.steering.metrics import Metrics

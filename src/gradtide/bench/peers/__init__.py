@@ -12,9 +12,8 @@ mpi_launch.py           how MPI's ranks are started
 staleness.py            a worker of bench staleness
 store.py                one contender of bench store
 recovery_rivals.py      how the others of bench recovery are started, killed and ended
-recovery_torchrun.py    a rank under torchrun
+recovery_ranks.py       a rank under torchrun, or in a process group whose members change
 recovery_torchft.py     a replica of torchft
 recovery_ray.py         the driver of a Ray actor
-recovery_group.py       a rank of a process group whose members change
 launch.py               a worker of bench launch, which says when it is ready
 """

@@ -14,8 +14,8 @@ from typing import Any
 import numpy
 import ray
 
+from gradtide.bench.peers.recovery_ranks import ELEMENTS
 from gradtide.bench.peers.recovery_rivals import CALM_S, HUNG_S
-from gradtide.bench.peers.recovery_torchrun import ELEMENTS
 
 __all__ = ["Holder", "main"]
 

@@ -12,11 +12,11 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from gradtide.bench.peers.recovery_group import RANKS
+from gradtide.bench.peers.recovery_ranks import RANKS
 from gradtide.errors import PeerTimeout
 from gradtide.processes.ready import can_read
 
-__all__ = ["CALM_S", "HUNG_S", "ProcessGroup", "RayActor", "Torchft", "Torchrun", "end_all", "processes_of"]
+__all__ = ["CALM_S", "HUNG_S", "RayActor", "ReconfiguredGroup", "Torchft", "Torchrun", "end_all", "processes_of"]
 
 HUNG_S = 30.0  # whoever is not back by then counts as hung
 CALM_S = 1.0  # of steps before each kill
@@ -111,7 +111,7 @@ class Torchrun:
         command = [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
             "--max-restarts", "1000", "--monitor-interval", "0.1",
-            "-m", "gradtide.bench.peers.recovery_torchrun", str(self._steps.path), str(self.folder / "checkpoint"),
+            "-m", "gradtide.bench.peers.recovery_ranks", str(self._steps.path), str(self.folder / "checkpoint"),
         ]  # fmt: skip
         begun_s, quiet = time.monotonic(), subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdout=quiet, stderr=quiet, text=True)
@@ -136,13 +136,13 @@ class Torchrun:
         return step_s - begun_s
 
 
-class ProcessGroup:
+class ReconfiguredGroup:
     """Three ranks in a process group of torch's whose members change in place; new ones for each kill."""
 
     def __init__(self, folder: Path, backend: str) -> None:
         self.folder, self._backend, self._kills = folder, backend, 0
 
-    def __enter__(self) -> "ProcessGroup":
+    def __enter__(self) -> "ReconfiguredGroup":
         self.folder.mkdir()
         return self
 
@@ -155,7 +155,7 @@ class ProcessGroup:
         folder.mkdir()
         steps, begun_s, quiet = _Steps(folder), time.monotonic(), subprocess.DEVNULL
         where = str(steps.path), str(folder)
-        command = [sys.executable, "-m", "gradtide.bench.peers.recovery_group", *where, self._backend]
+        command = [sys.executable, "-m", "gradtide.bench.peers.recovery_ranks", *where, self._backend]
         ranks = [subprocess.Popen([*command, str(r)], stdout=quiet, stderr=quiet, text=True) for r in range(RANKS)]
         try:
             if steps.wait_for(begun_s, _START_S, set()) is None:

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 
-from gradtide.bench.peers.recovery_torchrun import ELEMENTS
+from gradtide.bench.peers.recovery_ranks import ELEMENTS
 
 __all__ = ["lighthouse", "replica"]
 

@@ -2,6 +2,7 @@
 
 units.py            a model as a chain of units
 chain_values.py     what goes into a chain, through it and out of it, all in one place
+forward_reads.py    what a forward reads besides its own numbers, so that a change is noticed
 snapshot.py         what a model is besides its parameters' values, so that a change is noticed
 trace/              a model made into a chain
 layers/             how layers are cut into shards, a file a kind

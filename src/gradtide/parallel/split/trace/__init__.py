@@ -14,7 +14,6 @@ by_hand.py       submodules that the user named
 names.py         parameters and buffers by one name each
 check.py         a chain compared with its model on the example
 mixing.py        samples that depend on others, on the example and in the real parts of a batch
-calls.py         what units compute on their way
 gradients.py     a chain's gradients compared with its model's
 random_watch.py  operations that draw random numbers, on the meta device
 """

@@ -1,14 +1,19 @@
-"""A sample's values are its own: whatever lies beside it, before it or behind it, and in whichever part of a batch."""
+"""A sample's values are its own: whatever lies beside it, before it or behind it, and in whichever part of a batch.
+
+What each call of torch gives inside a unit is looked at, too: samples may be mixed where nothing of that shows in what
+the unit makes, as with a capacity that this batch does not reach.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from gradtide.errors import ConfigError
 from gradtide.parallel.split.chain_values import input_values, run_unit
-from gradtide.parallel.split.trace.calls import ChainRun
 from gradtide.parallel.split.trace.symbolic import in_mode
 from gradtide.parallel.split.units import Chain, Unit
 
@@ -17,7 +22,69 @@ __all__ = ["is_close", "refuse_looking", "refuse_mixing", "refuse_parts", "rowle
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-4}  # of the largest value; of lower precisions a twentieth
 # Which sample is looked at, how much of it, and how much of the others is beside it instead of copies of itself.
 _LOOKS = ((0, 1.0, (1.0, 0.0, 1000.0)), (0, 0.001, (1000.0,)), (-1, 1.0, (1.0, -1.0, 1000.0)))
+# Their results have as many rows as the values say, or rows in an order that they say, whosesoever they are.
+_PICKING = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique2", "repeat_interleave"}
+_SORTING = {"sort", "argsort"}  # of whole numbers, as experts are: tokens are put together by them, and apart again
+# They put such rows back to where they came from.
+_PUTTING = {"__setitem__", "index_add", "index_put", "index_copy", "index_reduce", "scatter", "scatter_add"}
+_PUTTING |= {"scatter_reduce", "masked_scatter", "with_items"}
 _Moody = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+
+
+class WatchedRun:
+    """A chain run unit by unit, with what the last unit computed on its way."""
+
+    def __init__(self, values: Mapping[str, Tensor]) -> None:
+        self.values = dict(values)
+        self.stopped = False  # not all values are such that the model is made for them
+        self.calls: dict[tuple[int, str], Tensor] = {}  # by which call of the unit it was, and of what name
+        self.picks = False  # the last unit picks rows, of which calls don't tell
+
+    def go(self, unit: Unit) -> None:
+        watch = _CallWatch()
+        try:
+            with watch:
+                self.values |= run_unit(unit, self.values)
+        except Exception:
+            self.stopped = True
+        self.calls = {(number, name): value for number, (name, value) in enumerate(watch.made)}
+        self.picks = bool(watch.picked)
+
+
+class _CallWatch(TorchFunctionMode):
+    """Notes what calls of torch give while it is entered, but for picked rows and what is made of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, Tensor]] = []
+        self.picked: dict[int, Tensor] = {}  # by id; they are kept, so that no other one gets it
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = func(*args, **kwargs)
+        name = str(getattr(func, "__name__", func)).partition(".")[0]
+        name = name if name.startswith("__") else name.removesuffix("_")
+        read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        picked = any(id(one) in self.picked for one in (read[:1] if name in _PUTTING else read))
+        picked = picked or _picks(name, args, kwargs, read)
+        for leaf in pytree.tree_leaves(made):
+            if isinstance(leaf, Tensor) and picked:
+                self.picked[id(leaf)] = leaf
+            elif isinstance(leaf, Tensor):
+                self.made.append((name, leaf))
+        return made
+
+
+def _picks(name: str, args: Any, kwargs: Any, read: list[Tensor]) -> bool:
+    if name == "where":
+        return len(args) + len(kwargs) == 1
+    if name in _SORTING:
+        return bool(read) and not read[0].is_floating_point()
+    by_mask = name in ("__getitem__", "index") and any(one.dtype is torch.bool for one in read[1:])
+    return by_mask or name in _PICKING
+
+
+# --- whether samples depend on each other ---
 
 
 _Compared = tuple[str, Mapping[int, Tensor], Tensor, Tensor]  # its name, for two sizes, and for the same other samples
@@ -67,8 +134,8 @@ class _Look(NamedTuple):
     """Runs of samples of which the one that is looked at stays the same."""
 
     at: int
-    usual: ChainRun  # copies of it are beside it
-    others: list[ChainRun]
+    usual: WatchedRun  # copies of it are beside it
+    others: list[WatchedRun]
 
 
 def refuse_looking(chain: Chain, batches: Mapping[int, Mapping[str, Tensor]]) -> None:
@@ -77,7 +144,7 @@ def refuse_looking(chain: Chain, batches: Mapping[int, Mapping[str, Tensor]]) ->
     show in what comes out."""
     if any(tensor.is_meta for tensor in _tensors(chain, next(iter(batches.values())))):
         return
-    sizes = {samples: ChainRun(batch) for samples, batch in batches.items()}
+    sizes = {samples: WatchedRun(batch) for samples, batch in batches.items()}
     looks = [_look(batches, *how) for how in _LOOKS]
     runs = [*sizes.values(), *(run for look in looks for run in (look.usual, *look.others))]
     for unit, ended in zip(chain.units, _ended(chain), strict=True):
@@ -111,9 +178,9 @@ def _look(batches: Mapping[int, Mapping[str, Tensor]], at: int, own: float, othe
     at %= samples
     rows = {name for name in batches[samples] if _kind_of({n: of[name] for n, of in batches.items()}) == _Rows(0, 1)}
 
-    def beside(other: float | None) -> ChainRun:
+    def beside(other: float | None) -> WatchedRun:
         batch = batches[samples].items()
-        return ChainRun({name: _beside(value, at, own, other) if name in rows else value for name, value in batch})
+        return WatchedRun({name: _beside(value, at, own, other) if name in rows else value for name, value in batch})
 
     return _Look(at, beside(None), [beside(other) for other in others])
 
@@ -127,7 +194,7 @@ def _beside(value: Tensor, at: int, own: float, other: float | None) -> Tensor:
     return torch.cat([before, kept, behind])
 
 
-def _compare(unit: Unit, sizes: Mapping[int, ChainRun], look: _Look, now: ChainRun) -> None:
+def _compare(unit: Unit, sizes: Mapping[int, WatchedRun], look: _Look, now: WatchedRun) -> None:
     for what, found, usual, other in (*_calls(sizes, look.usual, now), *_written(unit, sizes, look.usual, now)):
         if _has_moved(found, usual, other, look.at):
             raise ConfigError(
@@ -136,14 +203,14 @@ def _compare(unit: Unit, sizes: Mapping[int, ChainRun], look: _Look, now: ChainR
             )
 
 
-def _calls(sizes: Mapping[int, ChainRun], usual: ChainRun, now: ChainRun) -> Iterator[_Compared]:
+def _calls(sizes: Mapping[int, WatchedRun], usual: WatchedRun, now: WatchedRun) -> Iterator[_Compared]:
     for key, value in usual.calls.items():
         alike = {samples: run.calls[key] for samples, run in sizes.items() if key in run.calls}
         if len(alike) == len(sizes) and key in now.calls:
             yield key[1], alike, value, now.calls[key]
 
 
-def _written(unit: Unit, sizes: Mapping[int, ChainRun], usual: ChainRun, now: ChainRun) -> Iterator[_Compared]:
+def _written(unit: Unit, sizes: Mapping[int, WatchedRun], usual: WatchedRun, now: WatchedRun) -> Iterator[_Compared]:
     for name in unit.writes:
         yield name, {n: run.values[name] for n, run in sizes.items()}, usual.values[name], now.values[name]
 
@@ -204,7 +271,7 @@ def refuse_parts(chain: Chain, model: nn.Module, inputs: Any, spans: Sequence[tu
 def _compare_parts(chain: Chain, whole: dict[str, Tensor], spans: Sequence[tuple[int, int]]) -> None:
     parts: list[dict[str, Tensor]] = [{} for _ in spans]  # what has no row a sample, as each part makes it
     for unit, ended in zip(chain.units, _ended(chain), strict=True):
-        run = ChainRun({name: whole[name] for name in unit.reads})
+        run = WatchedRun({name: whole[name] for name in unit.reads})
         run.go(unit)
         if run.stopped:  # the first step will say why
             return
