@@ -44,11 +44,6 @@ REASONS = (
         lambda case: any(step.get("step") in ("optimizers", "zeros") for step in case["steps"]),
     ),
     (
-        "a shared parameter was edited",
-        r"was changed outside of model\.edit\(\)",
-        lambda case: PARAMETER_EDITS & done_in(case),
-    ),
-    (
         "state of an optimizer loaded that servers have",
         "the servers hold the optimizer's state",
         lambda case: "load" in done_in(case),

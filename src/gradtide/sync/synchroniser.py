@@ -52,9 +52,9 @@ class Synchroniser:
         self._kept_some = False  # whether gradients may have stayed here since the last synchronisation (no_sync)
         self._given, self._given_half = set[int](), set[int]()  # gradients that the way has; those with more in no_sync
         self._failed: CommunicationError | None = None  # a peer died in backward; the step will see to it
-        self._may_share = wishes.trial and wishes.sync == "auto" and wishes.share_parameters is not False
+        self._may_share = wishes.sync == "auto" and wishes.share_parameters is not False
         self._may_share &= wishes.compression is None or wishes.compression.settings.codec == AUTO
-        self._on_trial = self._may_share and wishes.share_parameters is None
+        self._on_trial = self._may_share and wishes.trial and wishes.share_parameters is None
         self._trial, self._unproven = Trial(trained) if self._on_trial else None, ON_TRIAL if self._on_trial else ""
         self.way = self._choose_way()
         job.nobody_waits = _is_async(wishes.sync)
@@ -77,7 +77,8 @@ class Synchroniser:
             known = torch.tensor([not self._unproven, trial is None, trial.steps if trial else 0, self._on_trial])
             self._job.group.broadcast(known)
             proven, over, steps, self._on_trial = bool(known[0]), bool(known[1]), int(known[2]), bool(known[3])
-            self._unproven = "" if proven else self._unproven or "as on the other workers"
+            if proven or (over and self._unproven in ("", ON_TRIAL)):  # else this worker knows why
+                self._unproven = "" if proven else "before this worker came, the program edited gradients or parameters"
             way = choose_way(self._trained, self._job, self._wishes, self._emit, unproven=self._unproven)
             self._trial = None if over else Trial(self._trained, steps)  # with the values that all begin with
             return way
