@@ -7,6 +7,9 @@ import pytest
 import torch
 import training
 
+from gradtide.sync.shared import storages
+from gradtide.sync.trained import find_trained
+
 alone = cache(aliased_programs.alone)
 WAYS = {"auto": {}, "shared": {"share_parameters": True}}
 SIZES = [("auto", 3), ("shared", 2), pytest.param("auto", 2, marks=pytest.mark.slow)]
@@ -54,6 +57,14 @@ def test_edits_end_sharing_once_and_are_followed(workers, program, way, size):
             continue
         assert len(warned) == 1, warned
         assert warned[0].split("since ")[1].split(";")[0] in said
+
+
+def test_nothing_is_shared_where_pytorch_cannot_move_a_storage(monkeypatch):
+    model = torch.nn.Linear(3, 2)
+    trained = find_trained(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not storages.why_not_moved(trained)
+    monkeypatch.setattr(storages, "_swap", None)
+    assert "this version of PyTorch can't put other memory under a tensor" in storages.why_not_moved(trained)
 
 
 @pytest.mark.parametrize("way", WAYS)
