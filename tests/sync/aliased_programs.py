@@ -219,10 +219,15 @@ def seen_as_a_buffer(around):
     return train(around, model=model, taken={"before": lambda model: [model.seen]})
 
 
+def seen_by_processes(around):
+    return train(around, model=net().share_memory(), taken={"before": kept})
+
+
 NOT_SHARED = {
     tied_by_data: "0.bias and 2.bias lie in the same memory",
     in_a_larger_tensor: "holds more than parameters in training",
     seen_as_a_buffer: "a buffer lie in the same memory",
+    seen_by_processes: "is in memory that other processes may see",
 }
 
 

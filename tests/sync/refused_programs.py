@@ -39,6 +39,11 @@ def _has_owners(case):
 REASONS = (
     ("a gradient was edited where no worker has the whole one", "was changed between backward and step", _edits),
     (
+        "a gradient was looked at that others have, and this worker has not",
+        "had none here when gradients were looked at",
+        lambda case: _edits(case) or any(step.get("step") in ("optimizers", "zeros") for step in case["steps"]),
+    ),
+    (
         "optimizer.step() where no worker has the whole gradient",
         r"call model\.step\(\) instead",
         lambda case: any(step.get("step") in ("optimizers", "zeros") for step in case["steps"]),

@@ -380,10 +380,13 @@ class Synchroniser:
         assert self._job.group is not None
         check_alike(self._trained, self._job.group)
         self._trial, self._on_trial, self._unproven = None, False, why
+        advice = (
+            "; put changes of parameters into `with model.edit():`, say clip_norm=, or share_parameters=False"
+            if self._wishes.trial  # fit has no such options, or others
+            else ""
+        )
         warnings.warn(
-            f"parameters are shared no more, since {why}; training goes on with all-reduce and the same results (put "
-            "changes of parameters into `with model.edit():`, say clip_norm=, or make the model with "
-            "share_parameters=False)",
+            f"parameters are shared no more, since {why}; gradients are all-reduced, with the same results{advice}",
             stacklevel=2,
         )
         hooks = self._hooks
@@ -400,8 +403,16 @@ class Synchroniser:
                 f"the gradient of {self._trained.names[index]} was looked at within a later backward, where parameters "
                 "are shared; make the model with share_parameters=False"
             )
+        parameters, names = self._trained.parameters, self._trained.names
+        without = [number for number, parameter in enumerate(parameters) if parameter.grad is None]
         self._leave_sharing(Unshare.GRADIENT, index)
         self._synchronise(late=False)  # who looks may edit what it sees; a worker that is at its step already can't
+        missed = next((number for number in without if parameters[number].grad is not None), None)
+        if missed is not None:  # the program may have gathered those that it is about to edit
+            raise ConfigError(
+                f"{names[missed]} has a gradient on another worker, and had none here when gradients were looked at: "
+                "parameters are shared; make the model with share_parameters=False"
+            )
 
     def follow(self) -> None:
         """Trains what the program asks for now: parameters were frozen, unfrozen, converted, given to an optimizer."""
