@@ -51,12 +51,23 @@ net = training.build("mlp", torch.float64)
 rule = training.OPTIMIZERS[optimizer](net.parameters(), 0.05)
 sync = gradtide.Servers("bsp") if share.endswith("servers") else "auto"
 model = gradtide.DataParallel(net, rule, sync, share_parameters=False if share == "copies" else None)
+aliases = list(net.state_dict().values())  # of the model's own memory, across steps, deaths and new workers
+
+
+def check_aliases():
+    for number, alias in enumerate(aliases):
+        assert torch.equal(alias, list(net.parameters())[number % 4]), f"{tuple(alias.shape)} does not follow"
+
+
 for _epoch in range(2):
     batches = list(training.batches(torch.float64, int(steps)))
     for x, y in gradtide.shard(batches, balance=share.startswith("balanced")):
         now_s += len(x) * (1 + around.launch.rank)
         functional.cross_entropy(model(x), y).backward()
         model.step()
+    aliases += [p.detach() for p in net.parameters()]
+check_aliases()
 model.close()
+check_aliases()
 np.savez(f"{folder}/{around.launch.rank}.npz", *[p.detach().numpy() for p in net.parameters()])
 print("done", model.explain(), flush=True)

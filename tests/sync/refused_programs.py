@@ -44,14 +44,14 @@ def _has_owners(case):
 REASONS = (
     ("a gradient was edited where no worker has the whole one", "was changed between backward and step", _edits),
     (
+        "a gradient was looked at that others have, and this worker has not",
+        "had none here when gradients were looked at",
+        lambda case: _edits(case) or any(step.get("step") in ("optimizers", "zeros") for step in case["steps"]),
+    ),
+    (
         "optimizer.step() where no worker has the whole gradient",
         r"call model\.step\(\) instead",
         lambda case: "scaler" in case or any(step.get("step") in ("optimizers", "zeros") for step in case["steps"]),
-    ),
-    (
-        "a shared parameter was edited",
-        r"was changed outside of model\.edit\(\)",
-        lambda case: PARAMETER_EDITS & done_in(case),
     ),
     (
         "state of an optimizer loaded that servers have",

@@ -24,9 +24,7 @@ WAYS = {
     "servers that average": {"sync": "servers", "share_parameters": False},
 }
 EDITED, STEP, HELD = "was changed between backward and step", "call model.step()", "the servers hold"
-OUTSIDE = r"was changed outside of model.edit\(\)"
-_no_edits = {"shared": EDITED, "servers": EDITED}
-_by_hand = {"shared": STEP, "servers": STEP}
+_no_edits, _by_hand = {"servers": EDITED}, {"servers": STEP}
 _no_state = {"auto": "the optimizer's state is in", "shared": "the optimizer's state is in", "servers": HELD}
 _can_not_share = "parameters can't be shared"
 REFUSED = {
@@ -35,7 +33,7 @@ REFUSED = {
     "clip_value": _no_edits,
     "replaced_gradient": _no_edits,
     "gradient_data": _no_edits,
-    "late_edit": {**_no_edits, "auto": EDITED},
+    "late_edit": _no_edits,
     "masked": _by_hand,
     "noise": _by_hand,
     "scaler": _by_hand,
@@ -46,8 +44,8 @@ REFUSED = {
     "two_backwards": {},
     "checkpoint_reentrant": {},
     "token_means_accumulated": {"servers": "one weight", "servers that average": "one weight"},
-    "shrunk_parameters": {"shared": OUTSIDE, "servers": HELD},
-    "clamped_parameters": {"shared": OUTSIDE, "servers": HELD},
+    "shrunk_parameters": {"servers": HELD},
+    "clamped_parameters": {"servers": HELD},
     "shrunk_in_edit": {"servers": HELD},
     "clamped_in_edit": {"servers": HELD},
     "average_swapped_in": {"servers": HELD},

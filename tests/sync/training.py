@@ -329,23 +329,7 @@ def _first_step(job, options, between):
     loop(job, options, adam, body, steps=1)
 
 
-def _clip(model, rule, x, y):
-    nn.utils.clip_grad_value_(model.parameters(), 1e-6)
-
-
 MISTAKES = {
-    "optimizer.step()": (
-        lambda job: _first_step(job, {"share_parameters": True}, lambda model, rule, x, y: rule.step()),
-        "call model.step() instead of optimizer.step()",
-    ),
-    "a gradient changed by hand": (
-        lambda job: _first_step(job, {"share_parameters": True}, _clip),
-        "was changed between backward and step",
-    ),
-    "synchronise() of shared parameters": (
-        lambda job: _first_step(job, {"share_parameters": True}, lambda model, rule, x, y: model.synchronise()),
-        "share_parameters=False",
-    ),
     "sharing what can't be shared": (
         lambda job: _first_step(job, {"share_parameters": True, "clip_norm": 1.0}, None),
         "norm clipping needs the whole gradient",

@@ -36,6 +36,7 @@ class Small(pl.LightningModule):
         if isinstance(self.trainer.strategy, gradtide.lightning.GradtideStrategy):
             said = self.trainer.strategy.explain()
             hindered = self.trainer.gradient_clip_val or not self.automatic_optimization or averages(self.trainer)
+            hindered = hindered or isinstance(self, Clamped)
             expected = "one worker" if self.trainer.world_size == 1 else "not shared" if hindered else "are shared"
             assert expected in said, said
 
@@ -43,6 +44,31 @@ class Small(pl.LightningModule):
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=40)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Averaged(Small):
+    """Is drawn towards an average, which it makes of aliases that it took before it was wrapped."""
+
+    def on_fit_start(self):
+        self.live = list(self.net.state_dict().values())
+        self.averages = [value.clone() for value in self.live]
+
+    def training_step(self, batch, index):
+        pairs = zip(self.net.parameters(), self.averages, strict=True)
+        return super().training_step(batch, index) + sum((p - average).square().sum() for p, average in pairs)
+
+    def on_train_batch_end(self, *arguments):
+        torch._foreach_lerp_(self.averages, self.live, 0.2)
+
+
+class Clamped(Averaged):
+    """Its hook changes parameters, from the sixth step on."""
+
+    def on_train_batch_end(self, *arguments):
+        super().on_train_batch_end()
+        if self.global_step >= 6:
+            for parameter in self.net.parameters():
+                parameter.data.clamp_(-0.3, 0.3)
 
 
 class SinglePrecision(Small):
@@ -128,6 +154,8 @@ CASES = {
     "resumed": resumed,
     "averaged": averaged,
     "manual": lambda make, folder: train(make, module=Adversaries)[1],
+    "aliased": lambda make, folder: train(make, module=Averaged)[1],
+    "clamped later": lambda make, folder: train(make, module=Clamped)[1],
 }
 STRATEGIES = {
     "gradtide": lambda: gradtide.lightning.GradtideStrategy(sync="auto"),

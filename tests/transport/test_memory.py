@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradtide.errors import CommunicationError, ConfigError
-from gradtide.transport.memory import address_of, create_memory, gather_pages, map_memory, tensor_over
+from gradtide.transport.memory import PrivatePages, address_of, create_memory, gather_pages, map_memory, tensor_over
 
 pytestmark = pytest.mark.quick
 
@@ -87,3 +87,23 @@ def test_large_memory_begins_on_a_large_page_and_keeps_what_is_in_it_when_its_pa
     del first, second, whole
     gc.collect()
     assert _mapped("large") == 0
+
+
+@pytest.mark.parametrize("size", [3 * 4096, (4 << 20) + 4096])
+def test_a_private_mapping_shows_what_others_write_until_it_is_written_to(size):
+    descriptor = create_memory("private", size)
+    shared, private = map_memory(os.dup(descriptor), size), map_memory(descriptor, size, private=True)
+    all_see, own = (tensor_over(mapping, torch.uint8, (size,)) for mapping in (shared, private))
+    pages = PrivatePages(private, size)
+    all_see.fill_(1)
+    assert own.sum() == size
+    assert not pages.any()
+    own[5000] = 7
+    assert pages.any()
+    all_see.fill_(2)
+    assert own[[0, 4999, 5000, 8191, 8192]].tolist() == [2, 1, 7, 1, 2]
+    assert all_see[5000] == 2
+    assert pages.any()
+    pages.forget()
+    assert not pages.any()
+    assert own[5000] == 2

@@ -60,7 +60,8 @@ class DataParallel(nn.Module):
     of a step.
 
     Where workers step (see `explain`), `.grad` is the gradient of all workers when a backward outside of `no_sync`
-    returns, as under DDP: clip it, scale it, call `optimizer.step()`. `share_parameters=False` makes it so everywhere.
+    returns, as under DDP: clip it, scale it, call `optimizer.step()`. Where parameters are shared, doing so ends the
+    sharing, once and on all workers. Where servers step it is refused; `share_parameters=False` makes it right there.
 
     Raises ConfigError for what can't be trained together, Mismatch if workers want different things, and PeerLost or
     PeerTimeout for workers that are gone or late.

@@ -23,12 +23,13 @@ from gradtide.sync.local.progress import WindowProgress, gather_progress
 from gradtide.sync.local.smaller import SmallerChanges, decide_for_meetings
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import Servers, ServersWay
+from gradtide.sync.shared.storages import find_storages, why_not_moved
 from gradtide.sync.shared.way import ELEMENTS, SharedParameters
-from gradtide.sync.state import compare_models, share_buffers, share_state
+from gradtide.sync.state import alike, compare_models, share_buffers, share_state
 from gradtide.sync.trained import Trained, needs_closure
 from gradtide.sync.ways import Way
 
-__all__ = ["TORCH", "TRIAL_STEPS", "Wishes", "can_be_shared", "choose_way", "open_group"]
+__all__ = ["ON_TRIAL", "TORCH", "TRIAL_STEPS", "Wishes", "can_be_shared", "choose_way", "open_group"]
 
 TORCH = "torch.distributed"  # sync=: gradients go through torch's own group for the device
 _ALL_INSIDE = (
@@ -37,6 +38,7 @@ _ALL_INSIDE = (
 )
 _NOTHING_BETWEEN = "nothing is compressed, since nothing goes between hosts"
 TRIAL_STEPS = 3  # that a program takes with model.step(), editing nothing, before parameters are shared
+ON_TRIAL = f"that comes after {TRIAL_STEPS} steps with model.step() in which no gradient or parameter is edited"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,9 @@ class Wishes:
             check_name(self.sync)
 
 
-def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven: bool = True) -> Way:
-    """`proven`: that the program edits nothing between steps, so that parameters may be shared unasked."""
+def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, unproven: str = "") -> Way:
+    """`unproven`: why parameters may not be shared, though they could be: the program must be seen to leave them and
+    their gradients alone between steps."""
     compression = wishes.compression
     if compression is not None:
         check_compression(compression.settings, trained, _kind_of(wishes), shared=wishes.share_parameters)
@@ -97,19 +100,21 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, proven
         if settings is not None:
             reason = f"{describe(settings, trained, job.group)}; then a step on each worker"
             return CompressedReduce(trained, job, settings, compression, reason, emit, overlap=wishes.overlap)
-    way = _choose_whole(trained, job, wishes, emit, beside, proven)
+    way = _choose_whole(trained, job, wishes, emit, beside, unproven)
     way.reason += f"; {note}" if note else ""
     return way
 
 
 def _choose_whole(
-    trained: Trained, job: Job, wishes: Wishes, emit: Emit, beside: DeviceGroup | None, proven: bool
+    trained: Trained, job: Job, wishes: Wishes, emit: Emit, beside: DeviceGroup | None, unproven: str
 ) -> Way:
     """Of whole gradients, at every step."""
     assert job.group is not None
     assert not isinstance(wishes.sync, Servers | Local)
-    hindrance = _why_not_shared(trained, job)
-    if wishes.share_parameters and (hindrance or wishes.sync != "auto"):
+    hindrance = _why_not_shared(trained, job) or unproven
+    if wishes.sync == "auto" and wishes.share_parameters is not False and beside is None and not hindrance:
+        hindrance = _why_not_moved(trained, job.group)
+    if wishes.share_parameters and not unproven and (hindrance or wishes.sync != "auto"):
         raise ConfigError(f"parameters can't be shared: {hindrance or 'that goes with sync=auto alone'}")
     if beside is not None:
         why = "as asked for" if wishes.sync == TORCH else f"parameters are on {beside.device}"
@@ -118,7 +123,7 @@ def _choose_whole(
     if wishes.sync != "auto":
         reason = f"strategy {wishes.sync}, as asked for"
         return Reduce(trained, job.group, wishes.sync, reason, emit, overlap=wishes.overlap)
-    if not hindrance and (wishes.share_parameters or (wishes.share_parameters is None and proven)):
+    if not hindrance and wishes.share_parameters is not False:
         return SharedParameters(
             trained,
             job.group,
@@ -127,8 +132,6 @@ def _choose_whole(
             emit,
         )
     why = hindrance or "share_parameters=False"
-    if not hindrance and wishes.share_parameters is None:
-        why = f"that comes after {TRIAL_STEPS} steps with model.step() in which no gradient or parameter is edited"
     if job.group.on_one_host:
         reason = f"all-reduce in shared memory, then a step on each worker; parameters are not shared: {why}"
         return Reduce(trained, job.group, None, reason, emit, overlap=wishes.overlap)
@@ -295,6 +298,13 @@ def _why_not_shared(trained: Trained, job: Job) -> str:
     if any(not parameter.is_contiguous() for parameter in trained.parameters):
         return "a parameter is not contiguous"
     return ""
+
+
+def _why_not_moved(trained: Trained, group: Group) -> str:
+    """Each rank's parameters may lie otherwise in memory, and all must be able to move theirs."""
+    own = why_not_moved(trained)
+    layout = own or repr([storage.members for storage in find_storages(trained)])
+    return own if alike(layout, group) else own or "on another worker they lie in memory otherwise"
 
 
 def _name(trained: Trained) -> str:

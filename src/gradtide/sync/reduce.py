@@ -10,20 +10,19 @@ from torch import Tensor
 from gradtide.collective import Group
 from gradtide.collective.executors.choose import Strategy
 from gradtide.collective.groups.device_group import DeviceGroup
-from gradtide.errors import ConfigError
 from gradtide.events import Emit, GradientsSynchronised, LinksPlanned, Waiting
 from gradtide.handle import Handle
 from gradtide.schedule.predict.sent import bytes_sent
 from gradtide.schedule.predict.simulate import simulate
 from gradtide.sync.buckets import Bucket, BucketMemory, Buckets
 from gradtide.sync.in_group import InGroup
-from gradtide.sync.state import DIGEST_BYTES, Options
+from gradtide.sync.state import DIGEST_BYTES, Options, check_alike
 from gradtide.sync.trained import Trained
 from gradtide.sync.watching.guard import LateGuard
 
 __all__ = ["Reduce"]
 
-_FIRST, _EVERY, _ALIKE = 3, 100, 1e-4  # when parameters are compared between ranks, and how closely
+_FIRST, _EVERY = 3, 100  # when parameters are compared between ranks
 
 
 class Reduce(InGroup):
@@ -96,26 +95,12 @@ class Reduce(InGroup):
         self._options.settle(flags.digest, self._group)
         self._rounds += 1
         if self._rounds <= _FIRST or self._rounds % _EVERY == 0:
-            self._check_alike()
+            check_alike(self._trained, self._group)
 
     def _emit_bytes(self) -> None:
         if self._links is not None:
             self._tell_links(self._emit)
         self._emit(GradientsSynchronised(sum(flat.nbytes for flat in self._memory.flat)))
-
-    def _check_alike(self) -> None:
-        """Every rank must have the same parameters; a program may have changed them on one alone. A net and no proof:
-        looked at now and then, and only as closely as machines of different kinds compute alike."""
-        norms = torch.stack(torch._foreach_norm([p.detach() for p in self._trained.parameters])).double().cpu()
-        extremes = torch.cat([norms, -norms])
-        self._group.all_reduce(extremes, "max")
-        largest, smallest = extremes.view(2, -1)[0], -extremes.view(2, -1)[1]
-        apart = (largest - smallest > _ALIKE * largest.abs().clamp_min(1e-30)).nonzero().flatten().tolist()
-        if apart:
-            raise ConfigError(
-                f"{self._trained.names[apart[0]]} is no longer the same on all workers: the program changes it on one "
-                "alone, or by its own part of a batch; change parameters alike on all, or in `with model.edit():`"
-            )
 
     def _tell(self, flags: "_Flags", late: bool) -> None:
         for index, parameter in enumerate(self._trained.parameters):

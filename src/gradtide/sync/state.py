@@ -20,6 +20,8 @@ __all__ = [
     "DIGEST_BYTES",
     "LastStep",
     "Options",
+    "alike",
+    "check_alike",
     "compare_models",
     "difference",
     "outline",
@@ -30,6 +32,7 @@ __all__ = [
 ]
 
 DIGEST_BYTES = 8
+_ALIKE = 1e-4  # how closely parameters' norms are compared between ranks
 _PLAIN = bool | int | float | str | None
 
 
@@ -87,6 +90,27 @@ def compare_models(trained: Trained, group: Group, *also: str) -> None:
             f"this worker's model is not worker 0's: {difference(theirs, own, 'worker 0')}; build the same on all"
         )
     raise ConfigError(f"the model of worker {others[0]} is not that of worker 0; its own message says how they differ")
+
+
+def alike(text: str, group: Group) -> bool:
+    """Whether all ranks say the same."""
+    digests = group.all_gather(_bytes(_digest(text)))
+    return bool((digests == digests[0]).all())
+
+
+def check_alike(trained: Trained, group: Group | DeviceGroup) -> None:
+    """Every rank must have the same parameters; a program may have changed them on one alone. A net and no proof:
+    looked at now and then, and only as closely as machines of different kinds compute alike."""
+    norms = torch.stack(torch._foreach_norm([p.detach() for p in trained.parameters])).double().cpu()
+    extremes = torch.cat([norms, -norms])
+    group.all_reduce(extremes, "max")
+    largest, smallest = extremes.view(2, -1)[0], -extremes.view(2, -1)[1]
+    apart = (largest - smallest > _ALIKE * largest.abs().clamp_min(1e-30)).nonzero().flatten().tolist()
+    if apart:
+        raise ConfigError(
+            f"{trained.names[apart[0]]} is no longer the same on all workers: the program changes it on one alone, or "
+            "by its own part of a batch; change parameters alike on all, or in `with model.edit():`"
+        )
 
 
 def difference(theirs: Sequence[str], own: Sequence[str], who: str) -> str:
@@ -315,7 +339,7 @@ class LastStep:
     def restore(self) -> None:
         for parameter, value, state in zip(self._trained.parameters, self._values, self._states, strict=True):
             states = self._trained.state_of(parameter)
-            parameter.data = value.clone()
+            parameter.detach().copy_(value)  # in place: what shares memory with it goes on with it
             parameter.grad = None
             states.pop(parameter, None)
             if state:

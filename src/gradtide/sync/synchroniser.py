@@ -15,17 +15,19 @@ from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeo
 from gradtide.events import Emit, GradientsReady, ParametersUpdated
 from gradtide.processes.malloc import keep_freed_memory
 from gradtide.sync.alone import Alone
-from gradtide.sync.choose import TRIAL_STEPS, Wishes, can_be_shared, choose_way, open_group
+from gradtide.sync.choose import ON_TRIAL, TRIAL_STEPS, Wishes, can_be_shared, choose_way, open_group
 from gradtide.sync.compressed import CompressedReduce, LeftToOne
 from gradtide.sync.compressed.loads import LoadedStates
 from gradtide.sync.compressed.state import holds_something
 from gradtide.sync.job import Job
 from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
 from gradtide.sync.servers import ServersWay
-from gradtide.sync.state import LastStep
+from gradtide.sync.shared.way import SharedParameters, Unshare
+from gradtide.sync.state import LastStep, check_alike
 from gradtide.sync.trained import Trained, find_trained, needs_closure
 from gradtide.sync.watching.backward import BackwardHooks
 from gradtide.sync.watching.guard import Trial
+from gradtide.sync.watching.own_gradient import OwnGradients
 from gradtide.sync.watching.uneven import UnevenLoops
 from gradtide.sync.ways import EveryStep, Way
 
@@ -52,9 +54,10 @@ class Synchroniser:
         self._kept_some = False  # whether gradients may have stayed here since the last synchronisation (no_sync)
         self._given, self._given_half = set[int](), set[int]()  # gradients that the way has; those with more in no_sync
         self._failed: CommunicationError | None = None  # a peer died in backward; the step will see to it
-        self._on_trial = wishes.trial and wishes.sync == "auto" and wishes.share_parameters is None
-        self._on_trial &= wishes.compression is None or wishes.compression.settings.codec == AUTO
-        self._trial, self._proven = Trial(trained) if self._on_trial else None, not self._on_trial
+        self._may_share = wishes.sync == "auto" and wishes.share_parameters is not False
+        self._may_share &= wishes.compression is None or wishes.compression.settings.codec == AUTO
+        self._on_trial = self._may_share and wishes.trial and wishes.share_parameters is None
+        self._trial, self._unproven = Trial(trained) if self._on_trial else None, ON_TRIAL if self._on_trial else ""
         self.way = self._choose_way()
         job.nobody_waits = _is_async(wishes.sync)
         if self._can_go_on:
@@ -71,17 +74,21 @@ class Synchroniser:
 
     def _choose_way(self) -> Way:
         """As worker 0 does: one that has just come knows less of how the program goes."""
-        if self._on_trial and self._job.group is not None:
-            known = torch.tensor([self._proven, self._trial is None, 0 if self._trial is None else self._trial.steps])
+        if self._may_share and self._job.group is not None:
+            trial = self._trial
+            known = torch.tensor([not self._unproven, trial is None, trial.steps if trial else 0, self._on_trial])
             self._job.group.broadcast(known)
-            self._proven, over, steps = bool(known[0]), bool(known[1]), int(known[2])
-            way = choose_way(self._trained, self._job, self._wishes, self._emit, proven=self._proven)
+            proven, over, steps, self._on_trial = bool(known[0]), bool(known[1]), int(known[2]), bool(known[3])
+            if proven or (over and self._unproven in ("", ON_TRIAL)):  # else this worker knows why
+                self._unproven = "" if proven else "before this worker came, the program edited gradients or parameters"
+            way = choose_way(self._trained, self._job, self._wishes, self._emit, unproven=self._unproven)
             self._trial = None if over else Trial(self._trained, steps)  # with the values that all begin with
             return way
-        return choose_way(self._trained, self._job, self._wishes, self._emit, proven=self._proven)
+        return choose_way(self._trained, self._job, self._wishes, self._emit, unproven=self._unproven)
 
     def _watch(self) -> BackwardHooks:
         told = self._on_gradient, self._on_end, self._on_adding
+        self._covers = OwnGradients(self._trained.parameters, self._get_whole_gradients)
         return BackwardHooks(self._trained.parameters, self._weight_now, *told)
 
     def _watch_loads(self) -> LoadedStates | None:
@@ -159,6 +166,8 @@ class Synchroniser:
             )
         if self.way.workers_step:
             self._synchronise(late=False)
+        elif self._wishes.trial and isinstance(self.way, SharedParameters):
+            self._covers.cover()
 
     def _synchronise(self, *, late: bool) -> None:
         self._emit(GradientsReady())
@@ -241,20 +250,32 @@ class Synchroniser:
         if not self.way.workers_step and self._trained.is_hooked_anew():
             self.follow()
         if not self.way.workers_step:
-            weights = self._hooks.weights()
-            if self._kept_some:
-                self._check_parts()
-                for index in self._given_half.intersection(self._hooks.own_gradients()):
-                    self.way.ready(index, weights[index])
-            self._emit(GradientsReady())
-            self.way.step(weights)
-            self._rounds += 1
-            self._forget_given()
-            self._hooks.synchronised(self._equal_part())
-            self.way.share_buffers(self._uneven.first_going)
-            # What a learning-rate scheduler looks at before it warns that the optimizer has not stepped yet.
-            self._trained.optimizer._opt_called = True  # type: ignore[attr-defined]
+            self._give_and_step()
+        if self.way.workers_step:  # now, if not before
+            self._let_step(optimizers)
+
+    def _give_and_step(self) -> None:
+        """Where others step too: servers, or each worker its share."""
+        weights = self._hooks.weights()
+        self._covers.uncover()
+        if self._kept_some:
+            self._check_parts()
+            for index in self._given_half.intersection(self._hooks.own_gradients()):
+                self.way.ready(index, weights[index])
+        self._emit(GradientsReady())
+        if isinstance(self.way, SharedParameters) and (why := self.way.begin_step(weights)):
+            self._unshare(why)
             return
+        self.way.step(weights)
+        self._rounds += 1
+        self._forget_given()
+        self._hooks.synchronised(self._equal_part())
+        self.way.share_buffers(self._uneven.first_going)
+        # What a learning-rate scheduler looks at before it warns that the optimizer has not stepped yet.
+        self._trained.optimizer._opt_called = True  # type: ignore[attr-defined]
+
+    def _let_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Where each worker steps with the whole gradient."""
         if self._trained.closures and any(map(needs_closure, optimizers)):
             raise ConfigError("this optimizer computes the loss anew within its step; call optimizer.step(closure)")
         self._synchronise_for(optimizers)
@@ -303,7 +324,7 @@ class Synchroniser:
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._stepping:
-            if not self.way.workers_step:
+            if not self.way.workers_step and not isinstance(self.way, SharedParameters):
                 raise ConfigError(
                     "call model.step() instead of optimizer.step(): no worker has the whole gradient here; or make the "
                     "model with share_parameters=False"
@@ -313,6 +334,7 @@ class Synchroniser:
                     "call model.step() instead of optimizer.step() in a job that may lose or gain workers: it takes a "
                     "step again that a worker did not live to finish"
                 )
+            self._leave_sharing(Unshare.BY_HAND)
             self._synchronise_for([optimizer])
         if self._trial is not None:
             self._trial.stepping(by_hand=not self._stepping)
@@ -328,6 +350,7 @@ class Synchroniser:
 
     def synchronise(self) -> None:
         """Afterwards every .grad is the one of all workers, where the way has such a moment."""
+        self._leave_sharing(Unshare.WHOLE)
         if not self.way.workers_step:
             self.way.synchronise((), False)
         self._synchronise_for(self._trained.optimizers)
@@ -354,6 +377,8 @@ class Synchroniser:
                     yield
                 finally:
                     self._editing = False
+        if isinstance(self.way, SharedParameters) and self.way.outdated:
+            self._anew()
         if self._trial is not None:
             self._trial.edited_properly()
 
@@ -365,12 +390,57 @@ class Synchroniser:
         if trial is None or trial.steps < TRIAL_STEPS or not can_be_shared(self._trained, self._job, self._wishes):
             return
         edits = self._count(trial.edits)
-        self._trial, self._proven = None, not edits
-        if self._proven:
-            self._anew()
+        self._trial, self._unproven = None, ""
+        if edits:
+            self._unproven = "the program edits gradients or parameters, or calls optimizer.step()"
+            self.way.reason = self.way.reason.replace(ON_TRIAL, self._unproven)
         else:
-            self.way.reason = self.way.reason.split("; parameters are not shared")[0] + (
-                "; parameters are not shared: the program edits gradients or parameters, or calls optimizer.step()"
+            self._anew()
+
+    def _leave_sharing(self, why: Unshare, index: int = 0) -> None:
+        """Where parameters are shared: from here on they are not. The others hear of it at their next step, or do the
+        same."""
+        if isinstance(self.way, SharedParameters):
+            self._covers.uncover(whole=True)
+            self._unshare(self.way.leave(why, index))
+
+    def _unshare(self, why: str) -> None:
+        """All workers do this at once, before a step of which nothing has happened yet but backwards."""
+        assert self._job.group is not None
+        check_alike(self._trained, self._job.group)
+        self._trial, self._on_trial, self._unproven = None, False, why
+        advice = (
+            "; put changes of parameters into `with model.edit():`, say clip_norm=, or share_parameters=False"
+            if self._wishes.trial  # fit has no such options, or others
+            else ""
+        )
+        warnings.warn(
+            f"parameters are shared no more, since {why}; gradients are all-reduced, with the same results{advice}",
+            stacklevel=2,
+        )
+        hooks = self._hooks
+        self._anew()
+        self._hooks.take_over(hooks)
+        self._given.clear()
+        self._given_half.clear()
+        self._stepped = dict.fromkeys(self._stepped, self._rounds)  # what has not been synchronised yet will be
+
+    def _get_whole_gradients(self, index: int) -> None:
+        """Somebody looks at a gradient that is this worker's alone."""
+        if torch._C._current_graph_task_id() != -1:
+            raise ConfigError(
+                f"the gradient of {self._trained.names[index]} was looked at within a later backward, where parameters "
+                "are shared; make the model with share_parameters=False"
+            )
+        parameters, names = self._trained.parameters, self._trained.names
+        without = [number for number, parameter in enumerate(parameters) if parameter.grad is None]
+        self._leave_sharing(Unshare.GRADIENT, index)
+        self._synchronise(late=False)  # who looks may edit what it sees; a worker that is at its step already can't
+        missed = next((number for number in without if parameters[number].grad is not None), None)
+        if missed is not None:  # the program may have gathered those that it is about to edit
+            raise ConfigError(
+                f"{names[missed]} has a gradient on another worker, and had none here when gradients were looked at: "
+                "parameters are shared; make the model with share_parameters=False"
             )
 
     def follow(self) -> None:
@@ -395,7 +465,7 @@ class Synchroniser:
             self._hooks = self._watch()
         else:
             if self._on_trial:
-                self._trial, self._proven = Trial(self._trained), False
+                self._trial, self._unproven = Trial(self._trained), ON_TRIAL
             self._anew()
             if self._weighed is not None:  # which is said before forward, where this is called
                 self._weighed = self.way.weigh(*self._said)
@@ -432,6 +502,7 @@ class Synchroniser:
             self.follow()
 
     def _anew(self) -> None:
+        self._covers.uncover()
         gradients = [(p, p.grad) for p in self._trained.parameters]
         self._hooks.remove()
         self.way.close()
@@ -500,6 +571,7 @@ class Synchroniser:
         self._hooks.remove()
         if self._loads is not None:
             self._loads.remove()
+        self._covers.uncover()
         for hook in self._around_steps:
             hook.remove()
         self.way.close()

@@ -13,15 +13,29 @@ import ctypes
 import fcntl
 import mmap
 import os
+import resource
+import weakref
 
+import numpy as np
 import torch
 
 from gradtide.errors import CommunicationError, ConfigError
 from gradtide.even_share import even_share
 
-__all__ = ["address_of", "create_memory", "gather_pages", "map_memory", "tensor_over", "view_of"]
+__all__ = [
+    "PrivatePages",
+    "address_of",
+    "can_see_private_pages",
+    "create_memory",
+    "gather_pages",
+    "map_memory",
+    "tensor_over",
+    "view_of",
+]
 
-_HUGE_BYTES = 2 << 20
+_PAGE_BYTES, _HUGE_BYTES = mmap.PAGESIZE, 2 << 20
+_PAGEMAP = "/proc/self/pagemap"  # 8 bytes a page; of their top bits: present, swapped out, of a file
+_OWN, _OWN_SWAPPED_OUT = 0b100, 0b010  # of a private mapping: pages that are no longer the file's
 _COLLAPSE = 25  # MADV_COLLAPSE, since Linux 6.1
 _FIXED, _NO_RESERVE = 0x10, 0x4000  # MAP_FIXED and MAP_NORESERVE, which Python's mmap doesn't name
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -44,11 +58,15 @@ def create_memory(label: str, size_bytes: int) -> int:
     return descriptor
 
 
-def map_memory(descriptor: int, size_bytes: int) -> mmap.mmap:
+def map_memory(descriptor: int, size_bytes: int, *, private: bool = False) -> mmap.mmap:
     """Maps a descriptor that came from us or from a peer, and closes it. What is not sealed is refused.
+
+    `private`: what is written to this mapping nobody else sees (copy on write), and what others write to theirs is seen
+    in all pages that were never written here. Linux does so; POSIX leaves it open.
 
     Reading a page that another process cut off is SIGBUS, which nobody can catch: hence the seal.
     """
+    kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
     try:
         if not _seals_of(descriptor) & fcntl.F_SEAL_SHRINK:
             raise CommunicationError("a peer sent memory that is not sealed against shrinking; is it running gradtide?")
@@ -57,7 +75,9 @@ def map_memory(descriptor: int, size_bytes: int) -> mmap.mmap:
             raise CommunicationError(
                 f"a peer sent {found} bytes of shared memory where {size_bytes} were expected; do the versions differ?"
             )
-        return mmap.mmap(descriptor, size_bytes) if size_bytes < _HUGE_BYTES else _map_aligned(descriptor, size_bytes)
+        if size_bytes < _HUGE_BYTES:
+            return mmap.mmap(descriptor, size_bytes, flags=kind, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        return _map_aligned(descriptor, size_bytes, kind)
     except OSError as error:
         raise ConfigError(
             f"can't map {size_bytes} bytes of shared memory ({error.strerror}); ask for less, or free some"
@@ -72,12 +92,12 @@ class _Aligned(mmap.mmap):
     begin = 0
 
 
-def _map_aligned(descriptor: int, size_bytes: int) -> mmap.mmap:
+def _map_aligned(descriptor: int, size_bytes: int, kind: int) -> mmap.mmap:
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
     reserved = _Aligned(-1, size_bytes + _HUGE_BYTES, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     reserved.begin = -_first_address(reserved) % _HUGE_BYTES
     address = _first_address(reserved) + reserved.begin
-    flags, protection = mmap.MAP_SHARED | _FIXED, mmap.PROT_READ | mmap.PROT_WRITE
+    flags, protection = kind | _FIXED, mmap.PROT_READ | mmap.PROT_WRITE
     if _libc.mmap(address, size_bytes, protection, flags, descriptor, 0) != address:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return reserved
@@ -98,6 +118,39 @@ def gather_pages(mapping: mmap.mmap, part: int, parts: int) -> None:
         tensor_over(mapping, torch.uint8, (size_bytes,), begin)[::_HUGE_BYTES].max()
         with contextlib.suppress(OSError):  # an older kernel, or no 2 MiB in one piece
             mapping.madvise(_COLLAPSE, mapping.begin + begin, size_bytes)
+
+
+class PrivatePages:
+    """Which pages of a private mapping were written to, and so are this process's own."""
+
+    def __init__(self, mapping: mmap.mmap, size_bytes: int) -> None:
+        self._mapping, self._size_bytes = mapping, size_bytes
+        self._first = address_of(mapping) // _PAGE_BYTES
+        self._entries = np.zeros(-(-size_bytes // _PAGE_BYTES), np.uint64)
+        self._pagemap = os.open(_PAGEMAP, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._pagemap)
+        self._faults = -1
+
+    def any(self) -> bool:
+        """Costs nothing where this process had no page fault since it was asked last: a page's first write is one."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        faults = used.ru_minflt + used.ru_majflt
+        if faults == self._faults:
+            return False
+        os.preadv(self._pagemap, [self._entries.data], self._first * 8)
+        kinds = self._entries >> 61
+        found = bool(((kinds == _OWN) | (kinds == _OWN_SWAPPED_OUT)).any())
+        if not found:
+            self._faults = faults
+        return found
+
+    def forget(self) -> None:
+        """What was written is gone, and the mapping shows what all see."""
+        self._mapping.madvise(mmap.MADV_DONTNEED, _begin(self._mapping), self._size_bytes)
+
+
+def can_see_private_pages() -> bool:
+    return os.access(_PAGEMAP, os.R_OK)
 
 
 def _seals_of(descriptor: int) -> int:

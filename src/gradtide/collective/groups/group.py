@@ -1,5 +1,6 @@
 """Group: ranks that work together. This file checks and prepares what is asked for; one_host.py and others do it."""
 
+import mmap
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -411,6 +412,15 @@ class Group:
         if not self.on_one_host:
             raise ConfigError("ranks on several hosts have no memory in common; use shared_tensor and a collective")
         return self._create("common_tensor", self._host.segments.create_common, shape, dtype, timeout_s)
+
+    def twofold_memory(self, size_bytes: int, *, timeout_s: float | None = None) -> tuple[mmap.mmap, mmap.mmap]:
+        """Memory of zeroes, mapped twice: what is written to the first all ranks see, and each of them in its second,
+        too, but for the pages that it has written to there: these are its own. All ranks call it together."""
+        if not self.on_one_host:
+            raise ConfigError("ranks on several hosts have no memory in common; use shared_tensor and a collective")
+        signature = sign("twofold_memory", torch.uint8, (size_bytes,))
+        create = self._host.segments.create_twofold
+        return self._calls.run(signature, lambda c: create(c.signature, size_bytes, c.timeout_s), False, timeout_s)
 
     def open_letters(self) -> Letters | None:
         """Boxes for letters from each rank to each; None where ranks share no memory. All of them call it together."""

@@ -50,7 +50,7 @@ class Segments:
         if size_bytes == 0:
             return torch.empty(shape, dtype=dtype)
         part_bytes = -(-size_bytes // _PAGE) * _PAGE
-        mapping = self._share(part_bytes * board.size, timeout_s)
+        (mapping,) = self._share(part_bytes * board.size, timeout_s)
         gather_pages(mapping, board.rank, board.size)
         own = tensor_over(mapping, dtype, shape, board.rank * part_bytes)
         self._remember(own.data_ptr(), part_bytes, mapping)
@@ -64,7 +64,14 @@ class Segments:
         size_bytes = math.prod(shape) * dtype.itemsize
         if size_bytes == 0:
             return torch.empty(shape, dtype=dtype)
-        return tensor_over(self._share(-(-size_bytes // _PAGE) * _PAGE, timeout_s), dtype, shape)
+        return tensor_over(self._share(-(-size_bytes // _PAGE) * _PAGE, timeout_s)[0], dtype, shape)
+
+    def create_twofold(self, signature: Signature, size_bytes: int, timeout_s: float) -> tuple[mmap.mmap, mmap.mmap]:
+        """Memory of zeroes that is one and the same for all ranks, mapped twice: shared, and private to this rank. All
+        of them call it together."""
+        self._board.step(signature, timeout_s)
+        shared, private = self._share(-(-size_bytes // _PAGE) * _PAGE, timeout_s, privately=True)
+        return shared, private
 
     def _remember(self, address: int, part_bytes: int, mapping: mmap.mmap) -> None:
         """Until the mapping goes. What finds no free row is still shared; all-reduce then takes it for any other."""
@@ -84,14 +91,18 @@ class Segments:
         self._rows[free] = (address, address + part_bytes, self._made, first, part_bytes)
         board.words[Me.ROWS] = max(int(board.words[Me.ROWS]), free + 1)
 
-    def _share(self, total_bytes: int, timeout_s: float) -> mmap.mmap:
+    def _share(self, total_bytes: int, timeout_s: float, *, privately: bool = False) -> list[mmap.mmap]:
+        """The mapping that all ranks write to; and one that shows the same, but keeps what is written to it."""
         board = self._board
         if board.rank:
-            return map_memory(board.peers.receive_descriptor(0, timeout_s), total_bytes)
-        descriptor = create_memory("tensor", total_bytes)
+            descriptor = board.peers.receive_descriptor(0, timeout_s)
+        else:
+            descriptor = create_memory("tensor", total_bytes)
         try:
-            board.peers.send_descriptor(descriptor)
-            return map_memory(os.dup(descriptor), total_bytes)
+            if not board.rank:
+                board.peers.send_descriptor(descriptor)
+            kinds = (False, True) if privately else (False,)
+            return [map_memory(os.dup(descriptor), total_bytes, private=private) for private in kinds]
         finally:
             os.close(descriptor)
 

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradtide.even_share import even_share
+from gradtide.sync.shared.storages import ParameterStorage
 from gradtide.sync.trained import Trained
 
 __all__ = ["ALIGN", "Flat", "FlatRun", "lay_out"]
 
-ALIGN = 16  # elements: every parameter begins on a cache line
+ALIGN = 16  # elements: every storage begins on a cache line
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,13 @@ class FlatRun:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """Where each parameter begins; groups of the optimizer lie together."""
+    """Where each parameter begins, and each storage that they lie in; groups of the optimizer lie together, as far as
+    they are not in one storage."""
 
     starts: Sequence[int]
     counts: Sequence[int]
     groups: Sequence[int]
+    storages: Sequence[tuple[int, ParameterStorage]]
     total: int
 
     def share(self, rank: int, ranks: int) -> tuple[int, int]:
@@ -61,11 +64,12 @@ class Flat:
         return pieces
 
 
-def lay_out(trained: Trained) -> Flat:
+def lay_out(trained: Trained, storages: Sequence[ParameterStorage]) -> Flat:
     groups = trained.group_of()
-    order = sorted(range(len(groups)), key=groups.__getitem__)
-    starts, at = [0] * len(groups), 0
-    for index in order:
-        starts[index] = at
-        at += -(-trained.parameters[index].numel() // ALIGN) * ALIGN
-    return Flat(starts, [p.numel() for p in trained.parameters], groups, at)
+    starts, places, at = [0] * len(groups), [], 0
+    for storage in sorted(storages, key=lambda one: groups[one.members[0][0]]):
+        for index, offset in storage.members:
+            starts[index] = at + offset
+        places.append((at, storage))
+        at += -(-storage.count // ALIGN) * ALIGN
+    return Flat(starts, [p.numel() for p in trained.parameters], groups, places, at)

@@ -1,17 +1,22 @@
 """One host: parameters in shared memory, each rank reduces and updates its share in one pass.
 
-    values       one copy of all parameters, for all ranks
+    values       one copy of all parameters, for all ranks. Owners write to it; a rank's own parameters lie in a view of
+                 it that is private: what a program changes there by itself stays with its rank, and is noticed
     inbox        a row for each other rank: what it hands over of the gradients that somebody else owns
     used         which parameters each rank has a gradient of
 
 A rank hands over, from backward's hook, only what others own; then the ranks meet; each adds up and updates its own
 share; they meet again, and the step is finished. Until then the old values are kept where the first row of the inbox
 was, piece by piece, and `begun` says how far each rank is: a step that a rank did not live to finish can be undone.
+
+Where they meet first they also say whether they can go on so. If one can't, nothing has been changed: each has the
+values of the last step, with what its program made of them since, and its own gradient, and all go another way.
 """
 
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -25,11 +30,13 @@ from gradtide.kernels import KERNELS
 from gradtide.sync.in_group import InGroup
 from gradtide.sync.shared.flat import FlatRun, lay_out
 from gradtide.sync.shared.pieces import PIECE_ELEMENTS, Stepper, StepPiece
-from gradtide.sync.state import DIGEST_BYTES, Options
+from gradtide.sync.shared.storages import find_storages
+from gradtide.sync.state import Options
 from gradtide.sync.trained import Trained
 from gradtide.sync.watching.guard import Guard, StateKeeper
+from gradtide.transport.memory import PrivatePages, tensor_over
 
-__all__ = ["ELEMENTS", "SharedParameters"]
+__all__ = ["ELEMENTS", "SharedParameters", "Unshare"]
 
 _HELD = (
     "with shared parameters the optimizer's state is in memory of all workers; read it by optimizer.state_dict(), "
@@ -38,6 +45,23 @@ _HELD = (
 ELEMENTS = {torch.float32: "float32", torch.float64: "float64"}  # and what their kernel is called
 _FLOAT64, _WORD = struct.Struct("d"), struct.Struct("q")
 _STEP_BITS = 24  # of `begun`: how many pieces; above them, of which step
+
+
+class Unshare(IntEnum):
+    """Why a rank can't go on with shared parameters."""
+
+    VALUES = 1
+    GRADIENT = 2
+    BY_HAND = 3
+    WHOLE = 4
+
+
+_WHY = {
+    Unshare.VALUES: "{} was changed outside of model.edit()",
+    Unshare.GRADIENT: "the gradient of {} was looked at or changed before the step",
+    Unshare.BY_HAND: "optimizer.step() was called instead of model.step()",
+    Unshare.WHOLE: "model.synchronise() was called",
+}
 
 
 class SharedParameters(InGroup):
@@ -49,19 +73,21 @@ class SharedParameters(InGroup):
     def __init__(self, trained: Trained, group: Group, reason: str, emit: Emit) -> None:
         super().__init__(trained, group)
         self.reason, self._emit, self._rank, self._ranks = reason, emit, group.rank, group.size
-        self._flat = flat = lay_out(trained)
+        self._flat = flat = lay_out(trained, find_storages(trained))
         self._dtype = trained.parameters[0].dtype
-        self._values, self._inbox = self._common(flat.total), self._common(flat.total * (group.size - 1))
+        size_bytes = max(1, flat.total * self._dtype.itemsize)
+        memory, self._view = group.twofold_memory(size_bytes)
+        self._values = tensor_over(memory, self._dtype, (flat.total,))
+        self._pages, self.outdated = PrivatePages(self._view, size_bytes), False
+        self._inbox = self._common(flat.total * (group.size - 1))
         self._used = group.common_tensor((group.size, len(flat.starts)), torch.uint8).numpy()
         self._begun = group.common_tensor(group.size, torch.int64).numpy()
-        self._move_in()
         self._begin, self._end = flat.share(group.rank, group.size)
         self._stepper = Stepper(trained.optimizer, flat, self._values, (self._begin, self._end), self._make)
         self._gives = [self._places(index) for index in range(len(flat.starts))]
         self._given_bytes = sum(place.nbytes for places in self._gives for place, _, _ in places)
-        self._given, self._values_seen = Guard(len(flat.starts)), Guard(len(flat.starts))
-        self._options = Options(trained)
-        self._digests = group.common_tensor((group.size, DIGEST_BYTES), torch.uint8)
+        self._given, self._options = Guard(len(flat.starts)), Options(trained)
+        self._told = group.common_tensor((group.size, 3), torch.int64).numpy()  # options' digest; why not so, and where
         self._scratch = torch.zeros(PIECE_ELEMENTS + 64, dtype=self._dtype)
         self._zeros = torch.zeros_like(self._scratch)
         self._kernel = KERNELS.COMBINE[ELEMENTS[self._dtype]].entry
@@ -69,8 +95,8 @@ class SharedParameters(InGroup):
         if trained.optimizer.state:
             self._load_state()
         self._keeper = StateKeeper(trained.optimizer, _HELD, self.show_state, self._load_state)
-        self._values_seen.remember_all(trained.parameters)
         self._links = LinksPlanned("shared parameters", self._loads())
+        self._move_in()
 
     def _loads(self) -> list[list[str | int]]:
         """What is handed over to the owner of each other share."""
@@ -98,19 +124,15 @@ class SharedParameters(InGroup):
         self._given.remember(index, gradient)
 
     def synchronise(self, weights: Sequence[float], late: bool) -> None:
-        raise ConfigError(
-            "with shared parameters no rank ever has the whole gradient; to change it before the step, make the model "
-            "with share_parameters=False, or say clip_norm="
-        )
+        raise AssertionError("with shared parameters no rank ever has the whole gradient")
+
+    def begin_step(self, weights: Sequence[float]) -> str:
+        """Before `step`: hands over what others wait for, and returns why it can't be taken, if a rank says so."""
+        self._hand_over_the_rest(weights)
+        edited = self._find_edited()
+        return self._meet() if edited is None else self._meet(Unshare.VALUES, edited)
 
     def step(self, weights: Sequence[float]) -> None:
-        self._check_values()
-        self._hand_over_the_rest(weights)
-        self._digests[self._rank] = torch.frombuffer(bytearray(self._options.digest()), dtype=torch.uint8)
-        self._emit(Waiting())
-        self._group.barrier()
-        if (self._digests != self._digests[0]).any():
-            self._options.take(self._group)
         if self._links is not None:
             self._tell_links(self._emit)
         self._emit(GradientsSynchronised(self._given_bytes))
@@ -124,55 +146,55 @@ class SharedParameters(InGroup):
         for parameter in self._trained.parameters:
             parameter.grad = None
         self._given.next_look()
-        self._values_seen.remember_all(self._trained.parameters)
+
+    def leave(self, why: Unshare, index: int = 0) -> str:
+        """Instead of `begin_step`: meets the others where they begin theirs, and returns why all go another way."""
+        return self._meet(why, index)
+
+    def _meet(self, why: int = 0, index: int = 0) -> str:
+        told = self._told
+        told[self._rank] = int.from_bytes(self._options.digest(), "little", signed=True), why, index
+        self._emit(Waiting())
+        self._group.barrier()
+        if why or (told != told[0]).any():
+            reason, at = next(((reason, at) for _, reason, at in told.tolist() if reason), (0, 0))
+            if reason:
+                return _WHY[Unshare(reason)].format(self._trained.names[at])
+            self._options.take(self._group)
+        return ""
 
     def check_step(self) -> None:
         """No optimizer of the user's steps."""
 
-    def finish(self) -> None:
-        """The last step's values must be as it left them, too."""
-        self._check_values()
+    def _is_elsewhere(self, index: int) -> bool:
+        """Whether the program has put a tensor of its own in place of a shared one."""
+        return self._trained.parameters[index].data_ptr() != self._pointers[index]
 
-    def _check_values(self) -> None:
-        edited = self._values_seen.changed(self._trained.parameters)
-        if edited is None:
-            pairs = zip(self._trained.parameters, self._pointers, strict=True)
-            edited = next((index for index, (p, pointer) in enumerate(pairs) if p.data_ptr() != pointer), None)
-        if edited is not None:
-            raise ConfigError(
-                f"{self._trained.names[edited]} was changed outside of model.edit(), though all workers of this host "
-                "share it; put the change into `with model.edit():`, or make the model with share_parameters=False (in "
-                "Lightning: GradtideStrategy(share_parameters=False))"
-            )
+    def _find_edited(self) -> int | None:
+        """A parameter that the program has changed on this rank."""
+        indices = range(len(self._pointers))
+        elsewhere = next((index for index in indices if self._is_elsewhere(index)), None)
+        if elsewhere is not None or not self._pages.any():
+            return elsewhere
+        parameters = self._trained.parameters
+        return next((index for index in indices if not torch.equal(parameters[index], self._place(index))), 0)
 
     @contextmanager
     def edit(self) -> Iterator[None]:
-        """Rank 0 changes the shared parameters; what the others do in here is done to copies, and forgotten."""
-        self._check_values()
-        if self._rank:
-            for parameter in self._trained.parameters:
-                parameter.data = parameter.data.clone()
-        self._group.barrier()  # rank 0 changes nothing before all have copied it
-        try:
-            yield
-        finally:
-            if self._rank:
-                self._attach()
-        self._check_places()
-        self._group.barrier()
-        shared = set(map(id, self._trained.parameters))
+        """What rank 0 makes of its view is shared; what the others do in here is forgotten."""
+        shared = set(map(id, self._trained.parameters))  # what is frozen in here is shared still
+        yield
+        if int(self.add_up(torch.tensor([int(any(map(self._is_elsewhere, range(len(self._pointers)))))]))):
+            self.share_parameters()
+            self.outdated = True
+            return
         for _, parameter in self._trained.everything:
             if id(parameter) not in shared:
                 self._group.broadcast(parameter.data)
-        self._values_seen.remember_all(self._trained.parameters)
-
-    def _check_places(self) -> None:
-        """An edit that put another tensor in place of a shared one is written to where all see it."""
-        for index, parameter in enumerate(self._trained.parameters):
-            place = self._place(index)
-            if parameter.data_ptr() != place.data_ptr():
-                place.copy_(parameter.detach())
-                parameter.data = place
+        if self._rank == 0 and self._pages.any():
+            self._values.copy_(tensor_over(self._view, self._dtype, (self._flat.total,)))
+        self._group.barrier()
+        self._pages.forget()
 
     def _hand_over_the_rest(self, weights: Sequence[float]) -> None:
         mine = self._used[self._rank]
@@ -228,21 +250,19 @@ class SharedParameters(InGroup):
         return self._common(self._flat.total)
 
     def _move_in(self) -> None:
-        """Every rank's parameters become views of the shared ones, which begin as rank 0's."""
+        """Every rank's parameters become views of the shared ones, which begin as rank 0's. After this no rank waits
+        for another: either all of them have moved, or none."""
         for index, parameter in enumerate(self._trained.parameters):
             if self._rank == 0:
                 self._place(index).copy_(parameter.detach())
-        self._attach()
-        self._pointers = [parameter.data_ptr() for parameter in self._trained.parameters]
         self._group.barrier()
+        for start, storage in self._flat.storages:
+            storage.move(tensor_over(self._view, self._dtype, (storage.count,), start * self._dtype.itemsize))
+        self._pointers = [parameter.data_ptr() for parameter in self._trained.parameters]
 
     def _place(self, index: int) -> Tensor:
         start, parameter = self._flat.starts[index], self._trained.parameters[index]
         return self._values[start : start + parameter.numel()].view(parameter.shape)
-
-    def _attach(self) -> None:
-        for index, parameter in enumerate(self._trained.parameters):
-            parameter.data = self._place(index)
 
     def _places(self, index: int) -> list[tuple[Tensor, int, int]]:
         """Where this rank hands over what of a parameter: (place, begin, end), for what each other rank owns."""
@@ -287,16 +307,17 @@ class SharedParameters(InGroup):
 
     def close(self) -> None:
         self._keeper.give_back()
-        values = self._values.clone()
+        values = self._values.clone() if self._updating else None
         states = {name: state.now.clone() for name, state in self._stepper.states.items()}
-        if self._updating:
+        if values is not None:
             self._take_back(values, states)
+        for start, storage in self._flat.storages:
+            storage.move_home(storage.values if values is None else values[start : start + storage.count])
         self.show_state()
         optimizer = self._trained.optimizer
         for index, parameter in enumerate(self._trained.parameters):
             begin = self._flat.starts[index]
             mine = slice(begin, begin + parameter.numel())
-            parameter.data = values[mine].view(parameter.shape)
             shown = optimizer.state.pop(parameter, {})
             if shown:
                 optimizer.state[parameter] = {

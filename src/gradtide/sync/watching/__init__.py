@@ -1,7 +1,8 @@
 """What is noticed of the user's program while it trains.
 
-backward.py   when a backward begins and ends, and what each of its gradients counts
-guard.py      that somebody changed gradients, parameters or an optimizer's state which ways share
-stopwatch.py  how long this worker computes on its part of a batch
-uneven.py     loops with more and with fewer batches than other workers'
+backward.py      when a backward begins and ends, and what each of its gradients counts
+guard.py         that somebody changed gradients, parameters or an optimizer's state which ways share
+own_gradient.py  that somebody looks at a gradient of which no worker has the whole
+stopwatch.py     how long this worker computes on its part of a batch
+uneven.py        loops with more and with fewer batches than other workers'
 """

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gradtide.errors import ConfigError
+from gradtide.sync.watching.own_gradient import OwnGradient, plain_gradient
 
 __all__ = ["BackwardHooks"]
 
@@ -79,7 +80,7 @@ class BackwardHooks:
     def check_unchanged(self, names: Sequence[str]) -> None:
         """Before gradients leave that stayed here: an edit of a part is not an edit of the whole."""
         for index in self._versions:
-            gradient = self._parameters[index].grad
+            gradient = plain_gradient(self._parameters[index])
             if index in self._changed or (gradient is not None and self._is_changed(index, gradient)):
                 raise ConfigError(
                     f"the gradient of {names[index]} was changed before it was synchronised; take the last backward "
@@ -151,6 +152,8 @@ class BackwardHooks:
         return self._added_to[index] != (id(gradient), gradient._version - 1)
 
     def _before(self, index: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        if isinstance(self._parameters[index].grad, OwnGradient):
+            self._parameters[index].grad = plain_gradient(self._parameters[index])
         kept, held = self._kept[index], self._parameters[index].grad
         self._on_adding(index, held)
         self._added |= held is not None
