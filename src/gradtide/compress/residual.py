@@ -164,6 +164,10 @@ class Residuals:
         residual.now[:] = left
         residual.rate = residual.settled_rate = rate
 
+    def forget(self, name: str) -> None:
+        """It was left out of the gradient of something that is trained no more."""
+        self._of.pop(name, None)
+
     def clear(self) -> None:
         """Somebody else has it now."""
         self._of.clear()

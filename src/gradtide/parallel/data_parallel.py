@@ -86,7 +86,7 @@ class DataParallel(nn.Module):
         settings = as_compress(compress)
         if isinstance(module, DataParallel):
             raise ConfigError("this model is wrapped already; wrap the model itself, once")
-        self.module, self.optimizer = module, optimizer
+        self.module, self._optimizer = module, optimizer
         self._job, self._sync = current_job() if job is None else job, sync
         if timeouts is not None:
             self._job.wait_as(timeouts)
@@ -104,6 +104,16 @@ class DataParallel(nn.Module):
         self._loading: AbstractContextManager[None] | None = None
         self.register_load_state_dict_pre_hook(_begin_loading)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_end_loading)  # type: ignore[no-untyped-call]
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | Sequence[torch.optim.Optimizer]:
+        """What `step` steps. All workers may give another one, in mid-training."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> None:
+        self._synchroniser.use(as_optimizers(optimizer))
+        self._optimizer = optimizer
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """What the model gives; the backward that follows synchronises its gradients."""

@@ -65,7 +65,7 @@ def outline(trained: Trained) -> list[str]:
     lines += [f"buffer {name}: {_kind(buffer)}" for name, buffer in trained.buffers]
     for number, optimizer in enumerate(trained.optimizers):
         for place, group in enumerate(optimizer.param_groups):
-            members = ", ".join(names[id(p)] for p in group["params"])
+            members = ", ".join(names.get(id(p), "one that the model has no more") for p in group["params"])
             lines.append(f"group {place} of optimizer {number}, {type(optimizer).__name__}: {members}")
     return lines
 

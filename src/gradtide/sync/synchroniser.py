@@ -1,6 +1,7 @@
 """Keeps a model alike on all workers: along one way, and along the next one when workers come, go or die."""
 
 import contextlib
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +22,12 @@ from gradtide.sync.compressed.state import holds_something
 from gradtide.sync.job import Job
 from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
 from gradtide.sync.servers import ServersWay
+from gradtide.sync.shared.way import SharedParameters
 from gradtide.sync.state import LastStep
 from gradtide.sync.trained import Trained, find_trained, needs_closure
 from gradtide.sync.watching.backward import BackwardHooks
 from gradtide.sync.watching.guard import Trial
+from gradtide.sync.watching.steps import StepHooks
 from gradtide.sync.watching.uneven import UnevenLoops
 from gradtide.sync.ways import EveryStep, Way
 
@@ -40,12 +43,19 @@ class Synchroniser:
     def __init__(self, trained: Trained, job: Job, wishes: Wishes, emit: Emit) -> None:
         keep_freed_memory()
         self._trained, self._job, self._wishes, self._emit = trained, job, wishes, job.watched(emit)
+        self._given_optimizers = trained.optimizers  # those that model.step() steps
+        self.way: Way = Alone(self._emit)
+        self._ended = ""  # why this one trains no more
+        self._have_others_let_go()
         if any(isinstance(module, _BatchNorm) for module in trained.module.modules()):
             job.least_part = max(job.least_part, 2)
         self._synchronising, self._stepping, self._uneven = True, False, UnevenLoops(job)
         self._weighed: float | None = None  # what the user said that this worker's loss counts
         self._rounds, self._clipped = 0, 0  # synchronisations so far; the one whose gradient was clipped
         self._stepped = dict.fromkeys(map(id, trained.optimizers), 0)  # the round of each optimizer's last step
+        self._gradients_left: dict[
+            int, tuple[int, int]
+        ] = {}  # of parameters that the model had once, as they were then
         self._backwards, self._warned = 0, False  # since the last step
         self._kept_some = False  # whether gradients may have stayed here since the last synchronisation (no_sync)
         self._given, self._given_half = set[int](), set[int]()  # gradients that the way has; those with more in no_sync
@@ -58,7 +68,8 @@ class Synchroniser:
         if self._can_go_on:
             job.recover = _recover_by(weakref.ref(self))
         self._hooks = self._watch()
-        self._around_steps = [hook for optimizer in trained.optimizers for hook in self._watch_optimizer(optimizer)]
+        self._step_hooks = StepHooks(self._before_optimizer, self._after_optimizer, self._before_stranger)
+        self._step_hooks.know(trained.optimizers)
         if isinstance(self.way, LocalSteps) and self._is_called_apart(self.way):
             self._go_on(None, finished=True)
 
@@ -85,7 +96,9 @@ class Synchroniser:
     # --- forward and backward ---
 
     def before_forward(self) -> None:
-        """What the program changed since the last step is taken up now: a layer unfrozen, a group added."""
+        """What the program changed since the last step is taken up now: a layer unfrozen or replaced, a group added."""
+        self._check_not_ended()
+        self._step_hooks.forget_failed()
         if self._hooks.unfinished and self._synchronising:
             raise ConfigError(
                 "the last backward on this worker ended in an error, when some of its gradients were with the others "
@@ -189,11 +202,14 @@ class Synchroniser:
     def step(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
         """Synchronises what has not left yet, updates every worker's parameters alike, and clears the gradients."""
         finished = False
+        self._check_not_ended()
         if not self._wishes.trial:  # fit's backwards are pieces of one part
             self.way.saw()
+        optimizers = self._given_optimizers if optimizers is None else optimizers
+        self._check_steps_something(optimizers)
         try:
-            self._take_step(self._trained.optimizers if optimizers is None else optimizers)
-            self._count_step(self._trained.optimizers if optimizers is None else optimizers)
+            self._take_step(optimizers)
+            self._count_step(optimizers)
             finished = True
             self._end_step()
             if self._is_called():
@@ -208,15 +224,23 @@ class Synchroniser:
         self._emit(ParametersUpdated())
 
     def _count_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Where there are several optimizers, a step is over with that of the last one."""
-        if any(optimizer is self._trained.optimizers[-1] for optimizer in optimizers):
+        """Where there are several optimizers, a step is over with that of the last one. (Where one of them came later,
+        of the last one that steps: the program may have left off with those before.)"""
+        of_all = self._trained.optimizers
+        if any(not any(one is given for given in self._given_optimizers) for one in of_all):
+            of_all = [one for one in of_all if self._stepped[id(one)] >= self._rounds - 1] or of_all
+        if any(optimizer is of_all[-1] for optimizer in optimizers):
             self.way.stepped()
 
     def _take_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        if not self.way.workers_step and self._trained.is_hooked_anew():
+        for optimizer in optimizers:
+            if not self._trained.has(optimizer):
+                self.follow(self._trained.beside(optimizer))
+        if not self.way.workers_step and self._trained.is_rearranged():
             self.follow()
         if not self.way.workers_step:
             weights = self._hooks.weights()
+            self._check_left_gradients()
             if self._kept_some:
                 self._check_parts()
                 for index in self._given_half.intersection(self._hooks.own_gradients()):
@@ -224,6 +248,7 @@ class Synchroniser:
             self._emit(GradientsReady())
             self.way.step(weights)
             self._rounds += 1
+            self._stepped = dict.fromkeys(self._stepped, self._rounds)
             self._forget_given()
             self._hooks.synchronised(self._equal_part())
             self.way.share_buffers(self._uneven.first_going)
@@ -244,7 +269,7 @@ class Synchroniser:
             self._stepping = False
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        if len(optimizers) == len(self._trained.optimizers):
+        if not self._wishes.trial:  # fit's gradients are those of the last step alone
             for parameter in self._trained.parameters:
                 parameter.grad = None
 
@@ -261,40 +286,71 @@ class Synchroniser:
         if self._wishes.trial and self._job.size > 1:
             self._hooks.check_unchanged(self._trained.names)
 
-    def _watch_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Any]:
-        def before(optimizer: Any, arguments: Any, options: Any) -> None:
-            self._before_optimizer(optimizer)
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._stepped[id(optimizer)] = self._rounds
+        if self._wishes.compression is not None:
+            self._wishes.compression.took(self._trained, optimizer)
+        if not self._stepping:
+            self._count_step([optimizer])
+            self._end_step()
 
-        def after(optimizer: Any, arguments: Any, options: Any) -> None:
-            self._stepped[id(optimizer)] = self._rounds
-            if self._wishes.compression is not None:
-                self._wishes.compression.took(self._trained, optimizer)
-            if not self._stepping:
-                self._count_step([optimizer])
-                self._end_step()
+    def _before_stranger(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer that nobody told of: if it has parameters of the model, it is one of ours from now on."""
+        if self._stepping or not self._trained.is_stepped_by(optimizer):
+            return
+        if self._job.size == 1 and not self._can_go_on and isinstance(self.way, Alone):
+            return
+        if self._job.elastic is not None or (isinstance(self.way, OverServers) and not self.way.workers_step):
+            self._refuse_by_hand()
+        self.follow(self._trained.beside(optimizer))
 
-        before.of_gradtide = after.of_gradtide = True  # type: ignore[attr-defined]
-        return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+    def use(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """All workers step with these from now on."""
+        self._check_not_ended()
+        self.follow(optimizers)
+        self._given_optimizers = optimizers
+
+    def _check_steps_something(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Layers may have been replaced, and optimizers have the old ones still."""
+        if self._trained.left and not any(map(self._trained.is_stepped_by, optimizers)):
+            raise ConfigError(
+                f"no parameter of {type(self._trained.module).__name__} is in this optimizer any more; say "
+                "model.optimizer = a new one, made with model.parameters(), or put them into its groups"
+            )
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._stepping:
-            if not self.way.workers_step:
-                raise ConfigError(
-                    "call model.step() instead of optimizer.step(): no worker has the whole gradient here; or make the "
-                    "model with share_parameters=False"
-                )
-            if self._job.elastic is not None:
-                raise ConfigError(
-                    "call model.step() instead of optimizer.step() in a job that may lose or gain workers: it takes a "
-                    "step again that a worker did not live to finish"
-                )
+            self._refuse_by_hand()
             self._synchronise_for([optimizer])
+        self._check_left_gradients()
         if self._trial is not None:
             self._trial.stepping(by_hand=not self._stepping)
         self.way.check_step()
         if self._trained.clip_norm is not None and self._clipped != self._rounds:
             self._clipped = self._rounds
             nn.utils.clip_grad_norm_(self._trained.parameters, self._trained.clip_norm)
+
+    def _refuse_by_hand(self) -> None:
+        if not self.way.workers_step:
+            raise ConfigError(
+                "call model.step() instead of optimizer.step(): no worker has the whole gradient here; or make the "
+                "model with share_parameters=False"
+            )
+        if self._job.elastic is not None:
+            raise ConfigError(
+                "call model.step() instead of optimizer.step() in a job that may lose or gain workers: it takes a "
+                "step again that a worker did not live to finish"
+            )
+
+    def _check_left_gradients(self) -> None:
+        """A parameter that is no longer the model's, but an optimizer's, has no gradient that all workers have."""
+        for name, parameter in self._trained.left_with_gradients() if self._job.size > 1 else []:
+            gradient = parameter.grad
+            if gradient is not None and self._gradients_left.get(id(parameter)) != (id(gradient), gradient._version):
+                raise ConfigError(
+                    f"{name} is no longer the model's, so its gradient is this worker's alone, but an optimizer has it "
+                    "still, and would step it; take it out of the optimizer's groups"
+                )
 
     def _end_step(self) -> None:
         self._weighed, self._uneven.going, self._backwards = None, None, 0
@@ -344,20 +400,31 @@ class Synchroniser:
                 "; parameters are not shared: the program edits gradients or parameters, or calls optimizer.step()"
             )
 
-    def follow(self) -> None:
-        """Trains what the program asks for now: parameters were frozen, unfrozen, converted, given to an optimizer."""
-        old, hooks = self._trained, self._hooks
-        if not isinstance(self.way, OverServers):
-            self.finish()
+    def follow(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
+        """Trains what the program asks for now: parameters were frozen, converted, replaced, given to an optimizer, or
+        are to be stepped by other optimizers."""
+        old = self._trained
         new = find_trained(
             old.module,
-            old.optimizers,
+            old.optimizers if optimizers is None else optimizers,
             old.clip_norm,
             broadcast_buffers=old.broadcast_buffers,
             closures=old.closures,
+            before=old,
         )
+        if isinstance(self.way, OverServers):
+            _check_servers_know(new, old, self.way)
+            if not self.way.workers_step and list(new.optimizers) != list(old.optimizers):
+                raise ConfigError(
+                    "the servers step, with the optimizer that the model was wrapped with and what it has learnt; "
+                    "close() the wrapper and wrap the model again, with Servers(..., name='another')"
+                )
+        else:
+            if isinstance(self.way, SharedParameters):
+                self.way.take_in(_reparametrized(new, old))
+            self.together(self.way.finish, lambda: None)
         self._check_left(new)
-        self._trained = new
+        hooks, self._trained = self._hooks, new
         self._given.clear()  # whatever stays here is new to the way
         self._given_half.clear()
         if isinstance(self.way, OverServers):
@@ -367,17 +434,31 @@ class Synchroniser:
         else:
             if self._on_trial:
                 self._trial, self._proven = Trial(self._trained), False
-            self._anew()
+            self._anew(_put_in_place(new, old))
         self._hooks.take_over(hooks)
+        self._know_optimizers(new)
+
+    def _know_optimizers(self, new: Trained) -> None:
+        last = max(self._stepped.values())
+        self._stepped = {id(optimizer): self._stepped.get(id(optimizer), last) for optimizer in new.optimizers}
+        self._step_hooks.know(new.optimizers)
+        before, self._gradients_left = self._gradients_left, {}
+        for _, parameter in new.left:
+            gradient = parameter.grad
+            if gradient is not None:
+                now = id(gradient), gradient._version
+                self._gradients_left[id(parameter)] = before.get(id(parameter), now)
 
     def _check_left(self, new: Trained) -> None:
         """A parameter that is trained no more, but has a gradient: an optimizer steps it, as if it were not frozen."""
         stay = {id(parameter) for parameter in new.parameters}
+        stepped = {id(p) for group in new.groups for p in group["params"]}
         for index in self._hooks.own_gradients() if self._job.size > 1 else []:
-            if id(self._trained.parameters[index]) not in stay:
+            gone = id(self._trained.parameters[index])
+            if gone in stepped and gone not in stay:
                 raise ConfigError(
-                    f"{self._trained.names[index]} was frozen when it had a gradient that is this worker's alone, and "
-                    "which the next step would take; call step() or zero_grad() first"
+                    f"{self._trained.names[index]} was frozen, or replaced, when it had a gradient that is this "
+                    "worker's alone, and which the next step would take; call step() or zero_grad() first"
                 )
 
     def around(self, change: Callable[[], T]) -> T:
@@ -389,7 +470,7 @@ class Synchroniser:
                 "there are gradients that are this worker's alone; call step() or zero_grad() before the model is "
                 "converted"
             )
-        self.finish()
+        self.together(self.way.finish, lambda: None)
         self.way.close()
         self.way = Alone(self._emit)
         try:
@@ -397,12 +478,22 @@ class Synchroniser:
         finally:
             self.follow()
 
-    def _anew(self) -> None:
+    def _anew(self, replaced: Sequence[str] = ()) -> None:
         gradients = [(p, p.grad) for p in self._trained.parameters]
         self._hooks.remove()
+        before = self.way
         self.way.close()
+        for _, parameter in self._trained.everything:
+            if self.way.has_in_common(parameter):  # a new one, made of the memory of one that was shared
+                parameter.data = parameter.data.clone()
         self.way = Alone(self._emit)
+        for name in replaced:  # what was known of another parameter
+            self._wishes.outer.of.pop(name, None)
+            if self._wishes.compression is not None:
+                self._wishes.compression.forget(name)
         self.way = self._choose_way()
+        if isinstance(self.way, LocalSteps) and isinstance(before, LocalSteps):
+            self.way.go_on_from(before)
         for parameter, gradient in gradients:
             parameter.grad = gradient
         self._hooks = self._watch()
@@ -448,17 +539,53 @@ class Synchroniser:
 
     def finish(self) -> None:
         """After the last step: waits until what this worker has sent has arrived, or all have met."""
+        if self._ended:
+            return
         self.together(self.way.finish, lambda: None)
 
     def close(self) -> None:
         """Ends the training together; the model keeps its parameters. Without `finish`, as after a failure, what is
         under way is lost."""
         self._hooks.remove()
-        for hook in self._around_steps:
-            hook.remove()
+        self._step_hooks.remove()
+        self._job.trainings = [known for known in self._job.trainings if known() not in (None, self)]
         self.way.close()
         if self._wishes.outer.inside is not None:
             self._wishes.outer.inside.close()
+
+    # --- a model that is wrapped again ---
+
+    def _have_others_let_go(self) -> None:
+        """Whoever trains a parameter of this model until now, in a wrapper that nobody closed."""
+        ours = {id(p) for _, p in self._trained.everything}
+        alive = [found for known in self._job.trainings if (found := known()) is not None]
+        others = [one for one in alive if any(id(p) in ours for _, p in one._trained.everything)]
+        if any(isinstance(one.way, OverServers) for one in others):
+            raise ConfigError(
+                "this model is wrapped already, and servers hold its training; call close() on that wrapper, on all "
+                "workers, before the model is wrapped again"
+            )
+        for one in others:
+            one._let_go()
+        self._job.trainings.append(weakref.ref(self))
+
+    def _let_go(self) -> None:
+        self.together(self.way.finish, lambda: None)
+        self.close()
+        self.way, self._trial = Alone(self._emit), None
+        self._ended = (
+            "this model was wrapped again since, and is trained through that wrapper; use it instead of this one, or "
+            "wrap one module that has all of what is trained"
+        )
+
+    def _check_not_ended(self) -> None:
+        if self._ended:
+            raise ConfigError(self._ended)
+
+    def __del__(self) -> None:
+        """Nobody closed it, and nobody has it any more: the model may live on, with parameters of its own."""
+        if not sys.is_finalizing() and getattr(self, "_job", None) is not None and self.way.is_collective:
+            self.way.close()
 
     # --- workers that come, go and die ---
 
@@ -564,6 +691,38 @@ class Synchroniser:
     def _count(self, this_one: bool) -> int:
         """How many say yes."""
         return int(self.way.add_up(torch.tensor([int(this_one)])))
+
+
+def _put_in_place(new: Trained, old: Trained) -> list[str]:
+    """The names that stand for another parameter than they did, or for none."""
+    now = {name: id(parameter) for name, parameter in new.everything}
+    return [name for name, parameter in (*old.left, *old.everything) if now.get(name) != id(parameter)]
+
+
+def _reparametrized(new: Trained, old: Trained) -> list[int]:
+    """What torch.nn.utils.parametrize has set to something else, or to itself, when it came or went."""
+    now = {id(parameter): name for name, parameter in new.everything}
+    names = [now.get(id(parameter), name) for name, parameter in zip(old.names, old.parameters, strict=True)]
+    return [
+        index
+        for index, (name, was) in enumerate(zip(names, old.names, strict=True))
+        if name != was and "parametrizations" in f"{name}.{was}".split(".")
+    ]
+
+
+def _check_servers_know(new: Trained, old: Trained, way: OverServers) -> None:
+    """Over servers workers begin alike with a new parameter only if it is made a key of its own there."""
+    known = {id(p) for _, p in (*old.everything, *old.left)}
+    names = {name for name, _ in (*old.everything, *old.left)}
+    stepped = {id(p) for group in new.groups for p in group["params"]}
+    changed = set(old.converted())
+    for name, parameter in new.everything:
+        made = way.holds_values and name not in names and parameter.requires_grad and id(parameter) in stepped
+        if name in changed or (id(parameter) not in known and not made):
+            raise ConfigError(
+                f"{name} is another parameter than it was when the model was wrapped, or new, and the servers know "
+                "nothing of it; close() the wrapper and wrap the model again, with Servers(..., name='another')"
+            )
 
 
 def _is_async(sync: object) -> bool:

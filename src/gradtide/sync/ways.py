@@ -101,6 +101,9 @@ class Way(Protocol):
     def servers_step(self) -> bool:
         """Whether servers take the step, so that the parameters and the optimizer's state are theirs."""
 
+    def has_in_common(self, tensor: Tensor) -> bool:
+        """Whether it lies where all ranks see it, so that one rank's change is everybody's."""
+
     def begin_again(self) -> None:
         """After RolledBack: forgets what was under way, and takes the values that are there now."""
 
@@ -118,3 +121,6 @@ class EveryStep:
 
     def stepped(self) -> None:
         pass
+
+    def has_in_common(self, tensor: Tensor) -> bool:
+        return False

@@ -66,6 +66,10 @@ class TogetherFirst:
         return self.now.store
 
     @property
+    def holds_values(self) -> bool:
+        return self.now.holds_values
+
+    @property
     def led(self) -> bool:
         return self.now.led
 
@@ -117,6 +121,9 @@ class TogetherFirst:
 
     def finish(self) -> None:
         self.now.finish()
+
+    def has_in_common(self, tensor: Tensor) -> bool:
+        return False
 
     def begin_again(self) -> None:
         self.now.begin_again()

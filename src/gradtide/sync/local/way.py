@@ -73,6 +73,10 @@ class LocalSteps:
             f"{sent / self._local.every / 1e6:.3g} MB to be synchronised a step instead of {size / 1e6:.3g}"
         )
 
+    def go_on_from(self, before: "LocalSteps") -> None:
+        """Other parameters are trained from now on, or by others: a backward that was is one of this window's."""
+        self._samples, self._terms = before._samples, before._terms
+
     @property
     def room(self) -> ChangeRoom:
         """Where changes are averaged."""
@@ -402,6 +406,9 @@ class LocalSteps:
         """The last window may be a shorter one."""
         if self._steps:
             self.meet()
+
+    def has_in_common(self, tensor: Tensor) -> bool:
+        return False
 
     def begin_again(self) -> None:
         """There are no servers that could have lost anything."""

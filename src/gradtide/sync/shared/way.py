@@ -163,6 +163,21 @@ class SharedParameters(InGroup):
                 self._group.broadcast(parameter.data)
         self._values_seen.remember_all(self._trained.parameters)
 
+    def take_in(self, indices: Sequence[int]) -> None:
+        """Somebody has set these to something else, alike on all ranks, and may do so."""
+        if not indices:
+            return
+        self._group.barrier()
+        for index in indices:
+            parameter, place = self._trained.parameters[index], self._place(index)
+            if parameter.data_ptr() != place.data_ptr():
+                if self._rank == 0:
+                    place.copy_(parameter.detach())
+                parameter.data = place
+        self._group.barrier()
+        for index in indices:
+            self._values_seen.remember(index, self._trained.parameters[index])
+
     def _check_places(self) -> None:
         """An edit that put another tensor in place of a shared one is written to where all see it."""
         for index, parameter in enumerate(self._trained.parameters):
@@ -249,6 +264,10 @@ class SharedParameters(InGroup):
                 count = part.end - part.begin
                 places.append((self._inbox[row + part.begin : row + part.end], part.offset, part.offset + count))
         return places
+
+    def has_in_common(self, tensor: Tensor) -> bool:
+        begin = self._values.data_ptr()
+        return begin <= tensor.data_ptr() < begin + self._values.nbytes
 
     # --- the user's optimizer ---
 

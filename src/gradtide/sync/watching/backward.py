@@ -117,6 +117,7 @@ class BackwardHooks:
     def remove(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._nodes.clear()  # they know the shapes that parameters had: torch makes them anew
 
     def _begun(self, gradient: Tensor) -> None:
         task = torch._C._current_graph_task_id()
