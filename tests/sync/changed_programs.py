@@ -5,6 +5,7 @@ New layers begin with other numbers on each worker: worker 0's are everybody's.
 """
 
 import gc
+from unittest import mock
 
 import programs
 import torch
@@ -13,12 +14,30 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, parametrize
 
+from gradtide.sync.synchroniser import Synchroniser
+from gradtide.sync.trained import Trained
+
 STEPS, AT = 11, 5
 
 
 def run(rank, size, name, program, options):
     programs.SPECIAL.update(CHANGED)
     return programs.run(rank, size, name, program, options)
+
+
+def run_unmended(rank, size, name, program, options):
+    """With nothing that follows a program's changes but what notices parameters that are frozen."""
+
+    def is_outdated(trained):
+        return [p.requires_grad for _, p in trained.everything] != [asked[0] for asked in trained._signature[0]]
+
+    with (
+        mock.patch.object(Trained, "is_outdated", is_outdated),
+        mock.patch.object(Trained, "is_rearranged", return_value=False),
+        mock.patch.object(Synchroniser, "_before_stranger"),
+        mock.patch.object(Synchroniser, "_have_others_let_go"),
+    ):
+        return run(rank, size, name, program, options)
 
 
 def alone(program):

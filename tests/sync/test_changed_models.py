@@ -94,3 +94,25 @@ def test_three_workers_and_one_do_as_two(workers, program, size):
 def test_a_wrapper_that_let_go_of_its_model_says_so(workers, way):
     for found in workers.run(changed_programs.run, 2, training.new_name(), "old_wrapper_used", dict(WAYS[way])):
         assert "this model was wrapped again since, and is trained through that wrapper" in found
+
+
+NEVER = "trains, but no worker's gradient of it reaches the others"
+BY_A_STRANGER = "0.weight was changed outside of model.edit"  # of shared memory, where that is looked at before
+NET = [
+    ("replaced_and_pointed_to", ("auto", "shared", "all-reduce"), f"4.weight {NEVER}"),
+    ("replaced_with_a_new_optimizer", ("auto", "shared", "all-reduce"), f"4.weight {NEVER}|{BY_A_STRANGER}"),
+    ("weight_normed", ("auto", "shared", "all-reduce"), f"2.weight_g {NEVER}"),
+    ("parametrized", ("auto", "shared"), "2.weight was changed outside of model.edit"),
+    ("weight_parametrized", ("auto", "shared", "all-reduce"), f"original0 {NEVER}|{BY_A_STRANGER}"),
+    ("wrapped_again", ("auto",), "0.weight lies in memory that all workers share"),
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "way", "said"), [(program, way, said) for program, ways, said in NET for way in ways]
+)
+def test_what_nobody_followed_is_found(workers, program, way, said):
+    options = {"share_parameters": True} if way == "shared" else dict(WAYS[way])
+    for found in workers.run(changed_programs.run_unmended, 2, training.new_name(), program, options):
+        assert isinstance(found, str), "nobody noticed"
+        assert re.search(said, found), found

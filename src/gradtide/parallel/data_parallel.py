@@ -118,6 +118,7 @@ class DataParallel(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """What the model gives; the backward that follows synchronises its gradients."""
         if not torch.is_grad_enabled():
+            self._synchroniser.ask_to_look()
             return self.module(*inputs, **named)
         self._before()
         try:
@@ -127,6 +128,13 @@ class DataParallel(nn.Module):
             raise
         self._after(outputs)
         return outputs
+
+    def train(self, mode: bool = True) -> "DataParallel":
+        """As every module's; a worker that evaluates has all compare their parameters with the next step."""
+        if not mode:
+            self._synchroniser.ask_to_look()
+        super().train(mode)
+        return self
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before(self) -> None:
@@ -274,6 +282,7 @@ class DataParallel(nn.Module):
 
     def state_dict(self, *arguments: Any, **options: Any) -> Any:
         """The model's own, with its own names: a plain model loads it."""
+        self._synchroniser.ask_to_look()
         apart = self._synchroniser.way.apart
         if apart:
             warnings.warn(

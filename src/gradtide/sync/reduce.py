@@ -10,7 +10,6 @@ from torch import Tensor
 from gradtide.collective import Group
 from gradtide.collective.executors.choose import Strategy
 from gradtide.collective.groups.device_group import DeviceGroup
-from gradtide.errors import ConfigError
 from gradtide.events import Emit, GradientsSynchronised, LinksPlanned, Waiting
 from gradtide.handle import Handle
 from gradtide.schedule.predict.sent import bytes_sent
@@ -22,8 +21,6 @@ from gradtide.sync.trained import Trained
 from gradtide.sync.watching.guard import LateGuard
 
 __all__ = ["Reduce"]
-
-_FIRST, _EVERY, _ALIKE = 3, 100, 1e-4  # when parameters are compared between ranks, and how closely
 
 
 class Reduce(InGroup):
@@ -44,7 +41,7 @@ class Reduce(InGroup):
         super().__init__(trained, group)
         self.reason, self._emit, self._strategy = reason, emit, strategy
         self._handles: list[Handle[Any]] = []
-        self._rounds = 0
+        self.asked_to_look, self._asks = False, False
         self._late = set[int]()  # buckets that left before their gradients were whole
         self._options, self._late_guard = Options(trained), LateGuard(trained)
         self._buckets = Buckets(trained.parameters, overlap=overlap)
@@ -94,28 +91,12 @@ class Reduce(InGroup):
         self._buckets.restart()
         self._late_guard.watch(bool(flags.at_step))
         self._options.settle(flags.digest, self._group)
-        self._rounds += 1
-        if self._rounds <= _FIRST or self._rounds % _EVERY == 0:
-            self._check_alike()
+        self.asked_to_look = bool(flags.look)
 
     def _emit_bytes(self) -> None:
         if self._links is not None:
             self._tell_links(self._emit)
         self._emit(GradientsSynchronised(sum(flat.nbytes for flat in self._memory.flat)))
-
-    def _check_alike(self) -> None:
-        """Every rank must have the same parameters; a program may have changed them on one alone. A net and no proof:
-        looked at now and then, and only as closely as machines of different kinds compute alike."""
-        norms = torch.stack(torch._foreach_norm([p.detach() for p in self._trained.parameters])).double().cpu()
-        extremes = torch.cat([norms, -norms])
-        self._group.all_reduce(extremes, "max")
-        largest, smallest = extremes.view(2, -1)[0], -extremes.view(2, -1)[1]
-        apart = (largest - smallest > _ALIKE * largest.abs().clamp_min(1e-30)).nonzero().flatten().tolist()
-        if apart:
-            raise ConfigError(
-                f"{self._trained.names[apart[0]]} is no longer the same on all workers: the program changes it on one "
-                "alone, or by its own part of a batch; change parameters alike on all, or in `with model.edit():`"
-            )
 
     def _tell(self, flags: "_Flags", late: bool) -> None:
         for index, parameter in enumerate(self._trained.parameters):
@@ -126,6 +107,8 @@ class Reduce(InGroup):
         for number in self._late:
             flags.late[number] = 1
         flags.at_step.fill_(late)
+        flags.look.fill_(self._asks)
+        self._asks = False
         flags.digest.copy_(self._options.told())
 
     def _wait(self) -> None:
@@ -181,6 +164,9 @@ class Reduce(InGroup):
         yield
         self.share_parameters()
 
+    def ask_to_look(self) -> None:
+        self._asks = True
+
     def close(self) -> None:
         pass
 
@@ -204,9 +190,9 @@ class _Flags:
     """What every rank tells all others with each synchronisation: the largest of each byte counts."""
 
     def __init__(self, parameters: int, buckets: int) -> None:
-        sizes = [parameters, parameters, buckets, 1, 4 * DIGEST_BYTES]
+        sizes = [parameters, parameters, buckets, 1, 1, 4 * DIGEST_BYTES]
         self.all = torch.zeros(sum(sizes), dtype=torch.uint8)
-        self.used, self.sparse, self.late, self.at_step, self.digest = self.all.split(sizes)
+        self.used, self.sparse, self.late, self.at_step, self.look, self.digest = self.all.split(sizes)
 
 
 def _filled(rows: Tensor, count: int) -> Tensor:

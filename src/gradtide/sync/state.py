@@ -22,11 +22,13 @@ __all__ = [
     "Options",
     "compare_models",
     "difference",
+    "kind_of",
     "outline",
     "share_buffers",
     "share_named",
     "share_place",
     "share_state",
+    "told_by",
 ]
 
 DIGEST_BYTES = 8
@@ -60,9 +62,10 @@ def outline(trained: Trained) -> list[str]:
     """What must be the same on every worker, a line each."""
     names = {id(p): name for name, p in trained.everything}
     lines = [
-        f"{'parameter' if p.requires_grad else 'frozen parameter'} {name}: {_kind(p)}" for name, p in trained.everything
+        f"{'parameter' if p.requires_grad else 'frozen parameter'} {name}: {kind_of(p)}"
+        for name, p in trained.everything
     ]
-    lines += [f"buffer {name}: {_kind(buffer)}" for name, buffer in trained.buffers]
+    lines += [f"buffer {name}: {kind_of(buffer)}" for name, buffer in trained.buffers]
     for number, optimizer in enumerate(trained.optimizers):
         for place, group in enumerate(optimizer.param_groups):
             members = ", ".join(names.get(id(p), "one that the model has no more") for p in group["params"])
@@ -70,7 +73,7 @@ def outline(trained: Trained) -> list[str]:
     return lines
 
 
-def _kind(tensor: Tensor) -> str:
+def kind_of(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
@@ -81,7 +84,7 @@ def compare_models(trained: Trained, group: Group, *also: str) -> None:
     others = [rank for rank in range(group.size) if not torch.equal(digests[rank], digests[0])]
     if not others:
         return
-    theirs = _told("\n".join(own).encode(), group).decode().split("\n")
+    theirs = told_by("\n".join(own).encode(), group).decode().split("\n")
     if group.rank in others:
         raise ConfigError(
             f"this worker's model is not worker 0's: {difference(theirs, own, 'worker 0')}; build the same on all"
@@ -104,7 +107,7 @@ def share_buffers(trained: Trained, group: Group | DeviceGroup, root: int = 0) -
         group.broadcast(buffer, root)
 
 
-def _told(own: bytes, group: Group | DeviceGroup, root: int = 0) -> bytes:
+def told_by(own: bytes, group: Group | DeviceGroup, root: int = 0) -> bytes:
     """What one rank says."""
     length = torch.tensor([len(own)])
     group.broadcast(length, root)
@@ -126,7 +129,7 @@ def _digest(text: str) -> bytes:
 def share_state(trained: Trained, job: Job, group: Group, spread: Group | DeviceGroup) -> None:
     """Rank 0's optimizer state becomes everybody's, and a newcomer learns how far the others are. Tensors are told by
     `spread`."""
-    told = msgspec.json.decode(_told(_tell(trained, job), group), type=_Standing)
+    told = msgspec.json.decode(told_by(_tell(trained, job), group), type=_Standing)
     if group.rank and job.elastic is not None and job.elastic.newcomer and not job.batches:  # not when its way changes
         _take_place(trained, job, told)
     elif group.rank:
@@ -138,7 +141,7 @@ def share_state(trained: Trained, job: Job, group: Group, spread: Group | Device
 def share_place(trained: Trained, job: Job, spread: Group | DeviceGroup, root: int, newcomer: bool) -> None:
     """Newcomers learn where one rank is, its options and its optimizer's state; the others keep what is theirs."""
     assert job.group is not None
-    told = msgspec.json.decode(_told(_tell(trained, job), job.group, root), type=_Standing)
+    told = msgspec.json.decode(told_by(_tell(trained, job), job.group, root), type=_Standing)
     if newcomer:
         _take_place(trained, job, told)
     for parameter, named in zip(trained.parameters, told.state, strict=True):
@@ -152,7 +155,7 @@ def share_named(
     """State that one rank has by names, such as an outer optimizer's, for all."""
     own = {name: {key: _describe(value) for key, value in state.items()} for name, state in of.items()}
     told = msgspec.json.decode(
-        _told(msgspec.json.encode(own), group, root), type=dict[str, dict[str, _Shape | _Scalar]]
+        told_by(msgspec.json.encode(own), group, root), type=dict[str, dict[str, _Shape | _Scalar]]
     )
     found: dict[str, dict[str, Any]] = {}
     for name, state in told.items():
@@ -238,7 +241,7 @@ class Options:
     def take(self, group: Group | DeviceGroup) -> None:
         """Rank 0's become everybody's."""
         own = [_plain_options(one) for one in self._trained.groups]
-        told = msgspec.json.decode(_told(msgspec.json.encode(own), group))
+        told = msgspec.json.decode(told_by(msgspec.json.encode(own), group))
         for number, (mine, theirs) in enumerate(zip(self._trained.groups, told, strict=True)):
             before, changed = dict(mine), _adopt(mine, theirs)
             if changed and not self._warned:

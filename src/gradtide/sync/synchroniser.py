@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradtide.compress import AUTO
-from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeout
+from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost, PeerTimeout
 from gradtide.events import Emit, GradientsReady, ParametersUpdated
 from gradtide.processes.malloc import keep_freed_memory
 from gradtide.sync.alone import Alone
@@ -20,11 +20,12 @@ from gradtide.sync.choose import TRIAL_STEPS, Wishes, can_be_shared, choose_way,
 from gradtide.sync.compressed import CompressedReduce, LeftToOne
 from gradtide.sync.compressed.state import holds_something
 from gradtide.sync.job import Job
-from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
+from gradtide.sync.local import Local, LocalOverServers, LocalSteps, TogetherFirst
 from gradtide.sync.servers import ServersWay
 from gradtide.sync.shared.way import SharedParameters
 from gradtide.sync.state import LastStep
 from gradtide.sync.trained import Trained, find_trained, needs_closure
+from gradtide.sync.watching.alike import AlikeNet
 from gradtide.sync.watching.backward import BackwardHooks
 from gradtide.sync.watching.guard import Trial
 from gradtide.sync.watching.steps import StepHooks
@@ -80,6 +81,7 @@ class Synchroniser:
 
     def _choose_way(self) -> Way:
         """As worker 0 does: one that has just come knows less of how the program goes."""
+        self._net = AlikeNet()
         if self._on_trial and self._job.group is not None:
             known = torch.tensor([self._proven, self._trial is None, 0 if self._trial is None else self._trial.steps])
             self._job.group.broadcast(known)
@@ -154,6 +156,7 @@ class Synchroniser:
         try:
             self.way.synchronise(self._hooks.weights(), late)
             self.way.share_buffers(self._uneven.first_going)
+            self._look_in_turn()
         except CommunicationError as error:
             if not self._can_go_on:
                 raise
@@ -165,6 +168,37 @@ class Synchroniser:
             self._wishes.compression.synchronised(self._trained)
         if self._trial is not None:
             self._trial.synchronised()
+
+    # --- whether all are alike ---
+
+    def _look_in_turn(self) -> None:
+        """Once a round, where each ends with the same parameters on all."""
+        if isinstance(self.way, EveryStep) and self._net.is_due(asked=self.way.asked_to_look):
+            self.look()
+
+    def look(self, where: str = "where all workers compare their parameters") -> None:
+        """All workers compare what trains now, together."""
+        group = self._job.group if self.way.is_collective else None
+        if group is not None and not self.way.apart:
+            self._net.look(self._trained, self.way, group, where)
+
+    def _look_at_the_end(self) -> None:
+        """A worker that left out a step is told so when it leaves. Not on the way out of an error, nor for somebody who
+        has gone already."""
+        if sys.exc_info()[0] is not None or self._job.elastic is not None:
+            return
+        try:
+            self.look("at the end of its training, to which all workers come after as many steps")
+        except Mismatch as error:
+            raise ConfigError(
+                f"this worker ends its training, and another is in a step still: one of them left one out ({error})"
+            ) from None
+        except (PeerLost, PeerTimeout):
+            return
+
+    def ask_to_look(self) -> None:
+        """This worker evaluates, or keeps the model: all look soon."""
+        self.way.ask_to_look()
 
     def _equal_part(self) -> float:
         """What each of those counts who took a step together, in what all of them have then."""
@@ -230,7 +264,12 @@ class Synchroniser:
         if any(not any(one is given for given in self._given_optimizers) for one in of_all):
             of_all = [one for one in of_all if self._stepped[id(one)] >= self._rounds - 1] or of_all
         if any(optimizer is of_all[-1] for optimizer in optimizers):
+            meetings = self._wishes.outer.windows
             self.way.stepped()
+            if self._wishes.outer.windows != meetings and isinstance(self.way, LocalSteps):
+                assert isinstance(self._wishes.sync, Local)
+                if self._net.is_due_at_meeting(meetings + 1, self._wishes.sync.every):
+                    self.together(self.look, lambda: None)
 
     def _take_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
@@ -246,6 +285,7 @@ class Synchroniser:
                 for index in self._given_half.intersection(self._hooks.own_gradients()):
                     self.way.ready(index, weights[index])
             self._emit(GradientsReady())
+            self._look_in_turn()
             self.way.step(weights)
             self._rounds += 1
             self._stepped = dict.fromkeys(self._stepped, self._rounds)
@@ -541,7 +581,10 @@ class Synchroniser:
         """After the last step: waits until what this worker has sent has arrived, or all have met."""
         if self._ended:
             return
+        if not isinstance(self.way, OverServers) and sys.exc_info()[0] is None and self._trained.is_outdated():
+            self.follow()
         self.together(self.way.finish, lambda: None)
+        self._look_at_the_end()
 
     def close(self) -> None:
         """Ends the training together; the model keeps its parameters. Without `finish`, as after a failure, what is

@@ -412,6 +412,10 @@ class Group:
             raise ConfigError("ranks on several hosts have no memory in common; use shared_tensor and a collective")
         return self._create("common_tensor", self._host.segments.create_common, shape, dtype, timeout_s)
 
+    def is_common(self, tensor: Tensor) -> bool:
+        """Whether it lies in the memory of a `common_tensor`."""
+        return self.on_one_host and self._host.segments.is_common(tensor)
+
     def open_letters(self) -> Letters | None:
         """Boxes for letters from each rank to each; None where ranks share no memory. All of them call it together."""
         if not self.on_one_host:

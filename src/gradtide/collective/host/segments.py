@@ -38,6 +38,7 @@ class Segments:
         self._rows = np.zeros((_ROWS, Row.WORDS), np.int64)
         board.words[Me.SEGMENTS] = self._rows.ctypes.data
         self._made = 0
+        self._common: dict[int, int] = {}  # where memory that is one for all ranks begins, and ends
 
     def create(
         self, signature: Signature, shape: tuple[int, ...], dtype: torch.dtype, timeout_s: float
@@ -64,7 +65,16 @@ class Segments:
         size_bytes = math.prod(shape) * dtype.itemsize
         if size_bytes == 0:
             return torch.empty(shape, dtype=dtype)
-        return tensor_over(self._share(-(-size_bytes // _PAGE) * _PAGE, timeout_s), dtype, shape)
+        mapping = self._share(-(-size_bytes // _PAGE) * _PAGE, timeout_s)
+        made = tensor_over(mapping, dtype, shape)
+        self._common[made.data_ptr()] = made.data_ptr() + len(mapping)
+        weakref.finalize(mapping, self._common.pop, made.data_ptr(), None)
+        return made
+
+    def is_common(self, tensor: torch.Tensor) -> bool:
+        """Whether it lies where what one rank writes is what all others read."""
+        address = tensor.data_ptr()
+        return any(begin <= address < end for begin, end in self._common.items())
 
     def _remember(self, address: int, part_bytes: int, mapping: mmap.mmap) -> None:
         """Until the mapping goes. What finds no free row is still shared; all-reduce then takes it for any other."""

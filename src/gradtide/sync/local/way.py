@@ -29,6 +29,7 @@ class LocalSteps:
     """The way of workers that step by themselves and meet now and then; `dense` is theirs until then."""
 
     is_collective, store, servers_step, workers_step, one_weight = True, None, False, True, False
+    asked_to_look = False
 
     def __init__(
         self,
@@ -409,6 +410,9 @@ class LocalSteps:
 
     def has_in_common(self, tensor: Tensor) -> bool:
         return False
+
+    def ask_to_look(self) -> None:
+        """They look where they meet."""
 
     def begin_again(self) -> None:
         """There are no servers that could have lost anything."""

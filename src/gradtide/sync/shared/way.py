@@ -59,6 +59,8 @@ class SharedParameters(InGroup):
         self._given, self._values_seen = Guard(len(flat.starts)), Guard(len(flat.starts))
         self._options = Options(trained)
         self._digests = group.common_tensor((group.size, DIGEST_BYTES), torch.uint8)
+        self._asks = group.common_tensor(group.size, torch.uint8).numpy()  # to look whether all are alike
+        self.asked_to_look = False
         self._scratch = torch.zeros(PIECE_ELEMENTS + 64, dtype=self._dtype)
         self._zeros = np.zeros(PIECE_ELEMENTS + 64, self._scratch.numpy().dtype)
         self._kernel = combine_for(self._dtype)
@@ -111,6 +113,7 @@ class SharedParameters(InGroup):
             self._options.take(self._group)
         if self._links is not None:
             self._tell_links(self._emit)
+        self.asked_to_look = bool(self._asks.any())
         self._emit(GradientsSynchronised(self._given_bytes))
         used = [bool(by_anybody) for by_anybody in np.bitwise_or.reduce(self._used)]
         self._updating = True
@@ -119,6 +122,7 @@ class SharedParameters(InGroup):
         self._emit(Waiting())
         self._group.barrier()
         self._finished, self._updating = self._finished + 1, False
+        self._asks[self._rank] = 0
         for parameter in self._trained.parameters:
             parameter.grad = None
         self._given.next_look()
@@ -264,6 +268,9 @@ class SharedParameters(InGroup):
                 count = part.end - part.begin
                 places.append((self._inbox[row + part.begin : row + part.end], part.offset, part.offset + count))
         return places
+
+    def ask_to_look(self) -> None:
+        self._asks[self._rank] = 1
 
     def has_in_common(self, tensor: Tensor) -> bool:
         begin = self._values.data_ptr()
