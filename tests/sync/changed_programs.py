@@ -454,6 +454,32 @@ def merged_and_added_later(around):
     return results(model)
 
 
+def _steps_in_backward(around, of_all):
+    """Each parameter is stepped as soon as it has its gradient."""
+    model = net()
+    rules = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def step(p):
+        rules[p].step()
+        rules[p].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    wrapped = around.wrap(model, list(rules.values()) if of_all else sgd(model))
+    for x, y in around.shard(batches()):
+        functional.cross_entropy(wrapped(x), y).backward()
+    wrapped.close()
+    return results(model)
+
+
+def steps_in_backward(around):
+    return _steps_in_backward(around, True)
+
+
+def strangers_step_in_backward(around):
+    return _steps_in_backward(around, False)
+
+
 FOLLOWED = (
     replaced_and_pointed_to,
     replaced_with_a_new_optimizer,
@@ -485,5 +511,5 @@ FOLLOWED = (
     gradients_in_no_optimizer_stay,
     merged_and_added_later,
 )
-REFUSED = (old_wrapper_used,)
+REFUSED = (old_wrapper_used, steps_in_backward, strangers_step_in_backward)
 CHANGED = {program.__name__: program for program in (*FOLLOWED, *REFUSED)}

@@ -96,6 +96,13 @@ def test_a_wrapper_that_let_go_of_its_model_says_so(workers, way):
         assert "this model was wrapped again since, and is trained through that wrapper" in found
 
 
+@pytest.mark.parametrize("program", ["steps_in_backward", "strangers_step_in_backward"])
+def test_an_optimizer_that_steps_within_backward_is_refused_where_there_are_several_workers(workers, program):
+    check(program, "auto", workers.run(changed_programs.run, 1, None, program, {}))
+    for found in workers.run(changed_programs.run, 2, training.new_name(), program, {}):
+        assert "a hook steps, or takes a gradient away, within backward" in found
+
+
 NEVER = "trains, but no worker's gradient of it reaches the others"
 BY_A_STRANGER = "0.weight was changed outside of model.edit"  # of shared memory, where that is looked at before
 NET = [

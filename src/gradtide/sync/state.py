@@ -129,6 +129,8 @@ def _digest(text: str) -> bytes:
 def share_state(trained: Trained, job: Job, group: Group, spread: Group | DeviceGroup) -> None:
     """Rank 0's optimizer state becomes everybody's, and a newcomer learns how far the others are. Tensors are told by
     `spread`."""
+    if job.elastic is None:
+        _check_batches(job, group)
     told = msgspec.json.decode(told_by(_tell(trained, job), group), type=_Standing)
     if group.rank and job.elastic is not None and job.elastic.newcomer and not job.batches:  # not when its way changes
         _take_place(trained, job, told)
@@ -136,6 +138,16 @@ def share_state(trained: Trained, job: Job, group: Group, spread: Group | Device
         job.undone = job.batches > told.batches  # a death may find one of us before a step's end, another after it
     for parameter, named in zip(trained.parameters, told.state, strict=True):
         _share_one(trained.state_of(parameter), parameter, named, spread)
+
+
+def _check_batches(job: Job, group: Group) -> None:
+    """Where nobody comes or goes, all are at the same batch when they begin anew."""
+    given = group.all_gather(torch.tensor([job.batches])).flatten().tolist()
+    if len(set(given)) > 1:
+        raise ConfigError(
+            f"workers 0 to {group.size - 1} come to this step with their batches number {given} of gradtide.shard: one "
+            "of them left out the step of a batch; take it on all workers, or on none"
+        )
 
 
 def share_place(trained: Trained, job: Job, spread: Group | DeviceGroup, root: int, newcomer: bool) -> None:

@@ -92,7 +92,7 @@ class Synchroniser:
         return choose_way(self._trained, self._job, self._wishes, self._emit, proven=self._proven)
 
     def _watch(self) -> BackwardHooks:
-        told = self._on_gradient, self._on_end, self._on_adding
+        told = self._on_gradient, self._on_end, self._on_adding, self._refuse_within_backward
         return BackwardHooks(self._trained.parameters, self._weight_now, *told)
 
     # --- forward and backward ---
@@ -176,11 +176,11 @@ class Synchroniser:
         if isinstance(self.way, EveryStep) and self._net.is_due(asked=self.way.asked_to_look):
             self.look()
 
-    def look(self, where: str = "where all workers compare their parameters") -> None:
+    def look(self, *, ends: bool = False) -> None:
         """All workers compare what trains now, together."""
         group = self._job.group if self.way.is_collective else None
         if group is not None and not self.way.apart:
-            self._net.look(self._trained, self.way, group, where)
+            self._net.look(self._trained, self.way, group, ends=ends)
 
     def _look_at_the_end(self) -> None:
         """A worker that left out a step is told so when it leaves. Not on the way out of an error, nor for somebody who
@@ -188,7 +188,7 @@ class Synchroniser:
         if sys.exc_info()[0] is not None or self._job.elastic is not None:
             return
         try:
-            self.look("at the end of its training, to which all workers come after as many steps")
+            self.look(ends=True)
         except Mismatch as error:
             raise ConfigError(
                 f"this worker ends its training, and another is in a step still: one of them left one out ({error})"
@@ -340,6 +340,8 @@ class Synchroniser:
             return
         if self._job.size == 1 and not self._can_go_on and isinstance(self.way, Alone):
             return
+        if torch._C._current_graph_task_id() >= 0:
+            self._refuse_within_backward()
         if self._job.elastic is not None or (isinstance(self.way, OverServers) and not self.way.workers_step):
             self._refuse_by_hand()
         self.follow(self._trained.beside(optimizer))
@@ -360,6 +362,8 @@ class Synchroniser:
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._stepping:
+            if torch._C._current_graph_task_id() >= 0:
+                self._refuse_within_backward()
             self._refuse_by_hand()
             self._synchronise_for([optimizer])
         self._check_left_gradients()
@@ -369,6 +373,14 @@ class Synchroniser:
         if self._trained.clip_norm is not None and self._clipped != self._rounds:
             self._clipped = self._rounds
             nn.utils.clip_grad_norm_(self._trained.parameters, self._trained.clip_norm)
+
+    def _refuse_within_backward(self, index: int = 0) -> None:
+        """An optimizer that steps in a hook, as soon as there is a gradient, has it before all workers do."""
+        if self._job.size > 1 or not isinstance(self.way, Alone):
+            raise ConfigError(
+                "a hook steps, or takes a gradient away, within backward, when it is this worker's alone: call "
+                "optimizer.step() or model.step() after backward, and leave the hook out"
+            )
 
     def _refuse_by_hand(self) -> None:
         if not self.way.workers_step:

@@ -205,7 +205,7 @@ class ServersWay(EveryStep):
                 "share_parameters=False, or say clip_norm=, and they only average"
             )
         self._push_the_rest(weights)
-        self._waiting.append(self.store.push(self._averages.flags(late)))
+        self._waiting.append(self.store.push(self._averages.flags(late, self._attendance.round)))
         self._wait_for_the_round()
         self.store.pull(self._averages.room)
         self._tell_staleness()

@@ -25,6 +25,8 @@ __all__ = ["AlikeNet"]
 
 _FIRST, _EVERY, _APART = 3, 100, 10  # rounds: the first ones, how often, and how far those that are asked for are apart
 _ALIKE = 1e-4  # of a parameter's norm
+_IN_TURN = "where all workers compare their parameters"
+_AT_THE_END = "at the end of its training, to which all workers come after as many steps"
 _ONE_ALONE = (
     "is no longer the same on all workers: the program changes it on one alone, or by its own part of a batch; change "
     "parameters alike on all, or in `with model.edit():`"
@@ -63,20 +65,20 @@ class AlikeNet:
         """Of workers that take so many steps each between two meetings."""
         return meetings <= _FIRST or meetings % -(-_APART // every) == 0
 
-    def look(self, trained: Trained, way: Way, group: Group, where: str) -> None:
-        """All ranks do it together; `where` is for them to read who do something else meanwhile."""
+    def look(self, trained: Trained, way: Way, group: Group, *, ends: bool = False) -> None:
+        """All ranks do it together. `ends`: their training, so that it is no look of those who go on."""
         seen = self._see(trained, way, group)
         exact = all(is_elementwise(optimizer) for optimizer in trained.optimizers) and trained.clip_norm is None
         outline = [f"{one.name}\t{kind_of(one.value)} {one.wrong}" for one in seen]
         sums = [0 if one.shared or one.wrong else sum_of_bits(one.value) for one in seen]
-        own = _digest(*outline) + _digest(_machine(seen)) + _digest(*map(str, sums))
-        with group.purpose(where):
+        own = _digest(*outline) + _digest(_machine(seen)) + _digest(*map(str, sums)) + bytes(ends)
+        with group.purpose(_AT_THE_END if ends else _IN_TURN):
             told = group.all_gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
-            outlines, machines, values = told.split(DIGEST_BYTES, 1)
-            if wrong := [one for one in seen if one.wrong]:
-                raise ConfigError(f"{wrong[0].name} {wrong[0].wrong}")
+            outlines, machines, values = told[:, : 3 * DIGEST_BYTES].split(DIGEST_BYTES, 1)
             if _first_other(outlines):
                 self._refuse(outline, outlines, group)
+            elif wrong := [one for one in seen if one.wrong]:
+                raise ConfigError(f"{wrong[0].name} {wrong[0].wrong}")
             elif not exact or _first_other(machines):
                 _compare_closely(seen, group)
             elif _first_other(values):
