@@ -176,6 +176,14 @@ class Synchroniser:
         if isinstance(self.way, EveryStep) and self._net.is_due(asked=self.way.asked_to_look):
             self.look()
 
+    def _look_at_meeting(self, meetings: int) -> None:
+        """Not where one may die: there a meeting is over for some when it must be held again for others."""
+        local = self._wishes.sync
+        if self._job.elastic is not None or not isinstance(local, Local):
+            return
+        if self._net.is_due_at_meeting(meetings, local.every):
+            self.look()
+
     def look(self, *, ends: bool = False) -> None:
         """All workers compare what trains now, together."""
         group = self._job.group if self.way.is_collective else None
@@ -266,10 +274,8 @@ class Synchroniser:
         if any(optimizer is of_all[-1] for optimizer in optimizers):
             meetings = self._wishes.outer.windows
             self.way.stepped()
-            if self._wishes.outer.windows != meetings and isinstance(self.way, LocalSteps):
-                assert isinstance(self._wishes.sync, Local)
-                if self._net.is_due_at_meeting(meetings + 1, self._wishes.sync.every):
-                    self.together(self.look, lambda: None)
+            if self._wishes.outer.windows != meetings:
+                self._look_at_meeting(meetings + 1)
 
     def _take_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
