@@ -514,8 +514,9 @@ class Synchroniser:
         for index in self._hooks.own_gradients() if self._job.size > 1 else []:
             gone = id(self._trained.parameters[index])
             if gone in stepped and gone not in stay:
+                done = "was frozen" if any(id(p) == gone for _, p in new.everything) else "was taken out"
                 raise ConfigError(
-                    f"{self._trained.names[index]} was frozen, or replaced, when it had a gradient that is this "
+                    f"{self._trained.names[index]} {done} when it had a gradient that is this "
                     "worker's alone, and which the next step would take; call step() or zero_grad() first"
                 )
 
