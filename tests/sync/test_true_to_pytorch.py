@@ -208,6 +208,25 @@ def test_a_worker_that_changes_its_copy_alone_is_found_out(workers, way):
         assert "0.weight is no longer the same on all workers" in found
 
 
+def test_over_servers_that_average_a_worker_that_changes_its_copy_alone_is_found_out(forks, workers):
+    with gradtide.local_servers(1, forks=forks) as servers:
+        options = {**WAYS["servers that average"], "sync": Servers("bsp", servers.address)}
+        for found in workers.run(programs.run, 2, training.new_name(), "own_edit", options):
+            assert "0.weight is no longer the same on all workers" in found
+
+
+def test_a_worker_that_left_out_a_batch_is_told_when_all_begin_to_share(workers):
+    for found in workers.run(programs.run, 2, training.new_name(), "catches_an_error", {}):
+        assert "with their batches number [3, 4] of gradtide.shard: one of them left out the step" in found
+
+
+@pytest.mark.parametrize("way", ["shared", "all-reduce"])
+def test_a_worker_that_left_out_a_batch_is_told_when_it_ends(workers, way):
+    longer, early = workers.run(programs.run, 2, training.new_name(), "catches_an_error", dict(WAYS[way]))
+    assert "this worker ends its training, and another is in a step still" in early
+    assert "at the end of its training, to which all workers come after as many steps" in longer
+
+
 @pytest.mark.parametrize("way", ["auto", "shared", "all-reduce"])
 def test_an_embedding_that_renormalises_itself_is_refused(workers, way):
     for found in workers.run(programs.run, 2, training.new_name(), "max_norm", dict(WAYS[way])):

@@ -87,7 +87,7 @@ class DataParallel(nn.Module):
         settings = as_compress(compress)
         if isinstance(module, DataParallel):
             raise ConfigError("this model is wrapped already; wrap the model itself, once")
-        self.module, self.optimizer = module, optimizer
+        self.module, self._optimizer = module, optimizer
         self._job, self._sync = current_job() if job is None else job, sync
         if timeouts is not None:
             self._job.wait_as(timeouts)
@@ -106,9 +106,20 @@ class DataParallel(nn.Module):
         self.register_load_state_dict_pre_hook(_begin_loading)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_post_hook(_end_loading)  # type: ignore[no-untyped-call]
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | Sequence[torch.optim.Optimizer]:
+        """What `step` steps. All workers may give another one, in mid-training."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> None:
+        self._synchroniser.use(as_optimizers(optimizer))
+        self._optimizer = optimizer
+
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """What the model gives; the backward that follows synchronises its gradients."""
         if not torch.is_grad_enabled():
+            self._synchroniser.ask_to_look()
             return self.module(*inputs, **named)
         self._before()
         try:
@@ -118,6 +129,13 @@ class DataParallel(nn.Module):
             raise
         self._after(outputs)
         return outputs
+
+    def train(self, mode: bool = True) -> "DataParallel":
+        """As every module's; a worker that evaluates has all compare their parameters with the next step."""
+        if not mode:
+            self._synchroniser.ask_to_look()
+        super().train(mode)
+        return self
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _before(self) -> None:
@@ -265,6 +283,7 @@ class DataParallel(nn.Module):
 
     def state_dict(self, *arguments: Any, **options: Any) -> Any:
         """The model's own, with its own names: a plain model loads it."""
+        self._synchroniser.ask_to_look()
         apart = self._synchroniser.way.apart
         if apart:
             warnings.warn(

@@ -130,6 +130,7 @@ class Job:
     news: list[Event] = field(default_factory=list)  # for whoever watches the model
     timeouts: Timeouts = field(default_factory=default_timeouts)
     recover: Callable[[CommunicationError], None] | None = field(default=None, repr=False)  # goes on with who is left
+    trainings: "list[weakref.ref[Any]]" = field(default_factory=list, repr=False)  # the synchronisers that live
     _group: Group | None = field(default=None, repr=False)
     _is_watched: bool = field(default=False, repr=False)
 

@@ -16,13 +16,11 @@ from gradtide.schedule.predict.sent import bytes_sent
 from gradtide.schedule.predict.simulate import simulate
 from gradtide.sync.buckets import Bucket, BucketMemory, Buckets
 from gradtide.sync.in_group import InGroup
-from gradtide.sync.state import DIGEST_BYTES, Options, check_alike
+from gradtide.sync.state import DIGEST_BYTES, Options
 from gradtide.sync.trained import Trained
 from gradtide.sync.watching.guard import LateGuard
 
 __all__ = ["Reduce"]
-
-_FIRST, _EVERY = 3, 100  # when parameters are compared between ranks
 
 
 class Reduce(InGroup):
@@ -43,7 +41,7 @@ class Reduce(InGroup):
         super().__init__(trained, group)
         self.reason, self._emit, self._strategy = reason, emit, strategy
         self._handles: list[Handle[Any]] = []
-        self._rounds = 0
+        self.asked_to_look, self._asks = False, False
         self._late = set[int]()  # buckets that left before their gradients were whole
         self._options, self._late_guard = Options(trained), LateGuard(trained)
         self._buckets = Buckets(trained.parameters, overlap=overlap)
@@ -93,9 +91,7 @@ class Reduce(InGroup):
         self._buckets.restart()
         self._late_guard.watch(bool(flags.at_step))
         self._options.settle(flags.digest, self._group)
-        self._rounds += 1
-        if self._rounds <= _FIRST or self._rounds % _EVERY == 0:
-            check_alike(self._trained, self._group)
+        self.asked_to_look = bool(flags.look)
 
     def _emit_bytes(self) -> None:
         if self._links is not None:
@@ -111,6 +107,8 @@ class Reduce(InGroup):
         for number in self._late:
             flags.late[number] = 1
         flags.at_step.fill_(late)
+        flags.look.fill_(self._asks)
+        self._asks = False
         flags.digest.copy_(self._options.told())
 
     def _wait(self) -> None:
@@ -166,6 +164,9 @@ class Reduce(InGroup):
         yield
         self.share_parameters()
 
+    def ask_to_look(self) -> None:
+        self._asks = True
+
     def close(self) -> None:
         pass
 
@@ -189,9 +190,9 @@ class _Flags:
     """What every rank tells all others with each synchronisation: the largest of each byte counts."""
 
     def __init__(self, parameters: int, buckets: int) -> None:
-        sizes = [parameters, parameters, buckets, 1, 4 * DIGEST_BYTES]
+        sizes = [parameters, parameters, buckets, 1, 1, 4 * DIGEST_BYTES]
         self.all = torch.zeros(sum(sizes), dtype=torch.uint8)
-        self.used, self.sparse, self.late, self.at_step, self.digest = self.all.split(sizes)
+        self.used, self.sparse, self.late, self.at_step, self.look, self.digest = self.all.split(sizes)
 
 
 def _filled(rows: Tensor, count: int) -> Tensor:

@@ -24,11 +24,13 @@ __all__ = [
     "check_alike",
     "compare_models",
     "difference",
+    "kind_of",
     "outline",
     "share_buffers",
     "share_named",
     "share_place",
     "share_state",
+    "told_by",
 ]
 
 DIGEST_BYTES = 8
@@ -63,17 +65,18 @@ def outline(trained: Trained) -> list[str]:
     """What must be the same on every worker, a line each."""
     names = {id(p): name for name, p in trained.everything}
     lines = [
-        f"{'parameter' if p.requires_grad else 'frozen parameter'} {name}: {_kind(p)}" for name, p in trained.everything
+        f"{'parameter' if p.requires_grad else 'frozen parameter'} {name}: {kind_of(p)}"
+        for name, p in trained.everything
     ]
-    lines += [f"buffer {name}: {_kind(buffer)}" for name, buffer in trained.buffers]
+    lines += [f"buffer {name}: {kind_of(buffer)}" for name, buffer in trained.buffers]
     for number, optimizer in enumerate(trained.optimizers):
         for place, group in enumerate(optimizer.param_groups):
-            members = ", ".join(names[id(p)] for p in group["params"])
+            members = ", ".join(names.get(id(p), "one that the model has no more") for p in group["params"])
             lines.append(f"group {place} of optimizer {number}, {type(optimizer).__name__}: {members}")
     return lines
 
 
-def _kind(tensor: Tensor) -> str:
+def kind_of(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
@@ -84,7 +87,7 @@ def compare_models(trained: Trained, group: Group, *also: str) -> None:
     others = [rank for rank in range(group.size) if not torch.equal(digests[rank], digests[0])]
     if not others:
         return
-    theirs = _told("\n".join(own).encode(), group).decode().split("\n")
+    theirs = told_by("\n".join(own).encode(), group).decode().split("\n")
     if group.rank in others:
         raise ConfigError(
             f"this worker's model is not worker 0's: {difference(theirs, own, 'worker 0')}; build the same on all"
@@ -128,7 +131,7 @@ def share_buffers(trained: Trained, group: Group | DeviceGroup, root: int = 0) -
         group.broadcast(buffer, root)
 
 
-def _told(own: bytes, group: Group | DeviceGroup, root: int = 0) -> bytes:
+def told_by(own: bytes, group: Group | DeviceGroup, root: int = 0) -> bytes:
     """What one rank says."""
     length = torch.tensor([len(own)])
     group.broadcast(length, root)
@@ -150,7 +153,9 @@ def _digest(text: str) -> bytes:
 def share_state(trained: Trained, job: Job, group: Group, spread: Group | DeviceGroup) -> None:
     """Rank 0's optimizer state becomes everybody's, and a newcomer learns how far the others are. Tensors are told by
     `spread`."""
-    told = msgspec.json.decode(_told(_tell(trained, job), group), type=_Standing)
+    if job.elastic is None:
+        _check_batches(job, group)
+    told = msgspec.json.decode(told_by(_tell(trained, job), group), type=_Standing)
     if group.rank and job.elastic is not None and job.elastic.newcomer and not job.batches:  # not when its way changes
         _take_place(trained, job, told)
     elif group.rank:
@@ -159,10 +164,20 @@ def share_state(trained: Trained, job: Job, group: Group, spread: Group | Device
         _share_one(trained.state_of(parameter), parameter, named, spread)
 
 
+def _check_batches(job: Job, group: Group) -> None:
+    """Where nobody comes or goes, all are at the same batch when they begin anew."""
+    given = group.all_gather(torch.tensor([job.batches])).flatten().tolist()
+    if len(set(given)) > 1:
+        raise ConfigError(
+            f"workers 0 to {group.size - 1} come to this step with their batches number {given} of gradtide.shard: one "
+            "of them left out the step of a batch; take it on all workers, or on none"
+        )
+
+
 def share_place(trained: Trained, job: Job, spread: Group | DeviceGroup, root: int, newcomer: bool) -> None:
     """Newcomers learn where one rank is, its options and its optimizer's state; the others keep what is theirs."""
     assert job.group is not None
-    told = msgspec.json.decode(_told(_tell(trained, job), job.group, root), type=_Standing)
+    told = msgspec.json.decode(told_by(_tell(trained, job), job.group, root), type=_Standing)
     if newcomer:
         _take_place(trained, job, told)
     for parameter, named in zip(trained.parameters, told.state, strict=True):
@@ -176,7 +191,7 @@ def share_named(
     """State that one rank has by names, such as an outer optimizer's, for all."""
     own = {name: {key: _describe(value) for key, value in state.items()} for name, state in of.items()}
     told = msgspec.json.decode(
-        _told(msgspec.json.encode(own), group, root), type=dict[str, dict[str, _Shape | _Scalar]]
+        told_by(msgspec.json.encode(own), group, root), type=dict[str, dict[str, _Shape | _Scalar]]
     )
     found: dict[str, dict[str, Any]] = {}
     for name, state in told.items():
@@ -262,7 +277,7 @@ class Options:
     def take(self, group: Group | DeviceGroup) -> None:
         """Rank 0's become everybody's."""
         own = [_plain_options(one) for one in self._trained.groups]
-        told = msgspec.json.decode(_told(msgspec.json.encode(own), group))
+        told = msgspec.json.decode(told_by(msgspec.json.encode(own), group))
         for number, (mine, theirs) in enumerate(zip(self._trained.groups, told, strict=True)):
             before, changed = dict(mine), _adopt(mine, theirs)
             if changed and not self._warned:

@@ -1,6 +1,7 @@
 """Keeps a model alike on all workers: along one way, and along the next one when workers come, go or die."""
 
 import contextlib
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradtide.compress import AUTO
-from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeout
+from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost, PeerTimeout
 from gradtide.events import Emit, GradientsReady, ParametersUpdated
 from gradtide.processes.malloc import keep_freed_memory
 from gradtide.sync.alone import Alone
@@ -20,14 +21,16 @@ from gradtide.sync.compressed import CompressedReduce, LeftToOne
 from gradtide.sync.compressed.loads import LoadedStates
 from gradtide.sync.compressed.state import holds_something
 from gradtide.sync.job import Job
-from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
+from gradtide.sync.local import Local, LocalOverServers, LocalSteps, TogetherFirst
 from gradtide.sync.servers import ServersWay
 from gradtide.sync.shared.way import SharedParameters, Unshare
 from gradtide.sync.state import LastStep, check_alike
 from gradtide.sync.trained import Trained, find_trained, needs_closure
+from gradtide.sync.watching.alike import AlikeNet
 from gradtide.sync.watching.backward import BackwardHooks
 from gradtide.sync.watching.guard import Trial
 from gradtide.sync.watching.own_gradient import OwnGradients
+from gradtide.sync.watching.steps import StepHooks
 from gradtide.sync.watching.uneven import UnevenLoops
 from gradtide.sync.ways import EveryStep, Way
 
@@ -43,6 +46,10 @@ class Synchroniser:
     def __init__(self, trained: Trained, job: Job, wishes: Wishes, emit: Emit) -> None:
         keep_freed_memory()
         self._trained, self._job, self._wishes, self._emit = trained, job, wishes, job.watched(emit)
+        self._given_optimizers = trained.optimizers  # those that model.step() steps
+        self.way: Way = Alone(self._emit)
+        self._ended = ""  # why this one trains no more
+        self._have_others_let_go()
         if any(isinstance(module, _BatchNorm) for module in trained.module.modules()):
             job.least_part = max(job.least_part, 2)
         self._synchronising, self._stepping, self._uneven = True, False, UnevenLoops(job)
@@ -50,6 +57,9 @@ class Synchroniser:
         self._said = 0.0, 0.0  # the same as it was said, for another way
         self._rounds, self._clipped = 0, 0  # synchronisations so far; the one whose gradient was clipped
         self._stepped = dict.fromkeys(map(id, trained.optimizers), 0)  # the round of each optimizer's last step
+        self._gradients_left: dict[
+            int, tuple[int, int]
+        ] = {}  # of parameters that the model had once, as they were then
         self._backwards, self._warned = 0, False  # since the last step
         self._kept_some = False  # whether gradients may have stayed here since the last synchronisation (no_sync)
         self._given, self._given_half = set[int](), set[int]()  # gradients that the way has; those with more in no_sync
@@ -63,7 +73,8 @@ class Synchroniser:
         if self._can_go_on:
             job.recover = _recover_by(weakref.ref(self))
         self._hooks, self._editing, self._loads = self._watch(), False, self._watch_loads()
-        self._around_steps = [hook for optimizer in trained.optimizers for hook in self._watch_optimizer(optimizer)]
+        self._step_hooks = StepHooks(self._before_optimizer, self._after_optimizer, self._before_stranger)
+        self._step_hooks.know(trained.optimizers)
         if isinstance(self.way, LocalSteps) and self._is_called_apart(self.way):
             self._go_on(None, finished=True)
 
@@ -74,6 +85,7 @@ class Synchroniser:
 
     def _choose_way(self) -> Way:
         """As worker 0 does: one that has just come knows less of how the program goes."""
+        self._net = AlikeNet()
         if self._may_share and self._job.group is not None:
             trial = self._trial
             known = torch.tensor([not self._unproven, trial is None, trial.steps if trial else 0, self._on_trial])
@@ -87,7 +99,7 @@ class Synchroniser:
         return choose_way(self._trained, self._job, self._wishes, self._emit, unproven=self._unproven)
 
     def _watch(self) -> BackwardHooks:
-        told = self._on_gradient, self._on_end, self._on_adding
+        told = self._on_gradient, self._on_end, self._on_adding, self._refuse_within_backward
         self._covers = OwnGradients(self._trained.parameters, self._get_whole_gradients)
         return BackwardHooks(self._trained.parameters, self._weight_now, *told)
 
@@ -116,7 +128,9 @@ class Synchroniser:
     # --- forward and backward ---
 
     def before_forward(self) -> None:
-        """What the program changed since the last step is taken up now: a layer unfrozen, a group added."""
+        """What the program changed since the last step is taken up now: a layer unfrozen or replaced, a group added."""
+        self._check_not_ended()
+        self._step_hooks.forget_failed()
         if self._hooks.unfinished and self._synchronising:
             raise ConfigError(
                 "the last backward on this worker ended in an error, when some of its gradients were with the others "
@@ -174,6 +188,7 @@ class Synchroniser:
         try:
             self.way.synchronise(self._hooks.weights(), late)
             self.way.share_buffers(self._uneven.first_going)
+            self._look_in_turn()
         except CommunicationError as error:
             if not self._can_go_on:
                 raise
@@ -185,6 +200,45 @@ class Synchroniser:
             self._wishes.compression.synchronised(self._trained)
         if self._trial is not None:
             self._trial.synchronised()
+
+    # --- whether all are alike ---
+
+    def _look_in_turn(self) -> None:
+        """Once a round, where each ends with the same parameters on all."""
+        if isinstance(self.way, EveryStep) and self._net.is_due(asked=self.way.asked_to_look):
+            self.look()
+
+    def _look_at_meeting(self, meetings: int) -> None:
+        """Not where one may die: there a meeting is over for some when it must be held again for others."""
+        local = self._wishes.sync
+        if self._job.elastic is not None or not isinstance(local, Local):
+            return
+        if self._net.is_due_at_meeting(meetings, local.every):
+            self.look()
+
+    def look(self, *, ends: bool = False) -> None:
+        """All workers compare what trains now, together."""
+        group = self._job.group if self.way.is_collective else None
+        if group is not None and not self.way.apart:
+            self._net.look(self._trained, self.way, group, ends=ends)
+
+    def _look_at_the_end(self) -> None:
+        """A worker that left out a step is told so when it leaves. Not on the way out of an error, nor for somebody who
+        has gone already."""
+        if sys.exc_info()[0] is not None or self._job.elastic is not None:
+            return
+        try:
+            self.look(ends=True)
+        except Mismatch as error:
+            raise ConfigError(
+                f"this worker ends its training, and another is in a step still: one of them left one out ({error})"
+            ) from None
+        except (PeerLost, PeerTimeout):
+            return
+
+    def ask_to_look(self) -> None:
+        """This worker evaluates, or keeps the model: all look soon."""
+        self.way.ask_to_look()
 
     def _equal_part(self) -> float:
         """What each of those counts who took a step together, in what all of them have then."""
@@ -223,11 +277,14 @@ class Synchroniser:
     def step(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
         """Synchronises what has not left yet, updates every worker's parameters alike, and clears the gradients."""
         finished = False
+        self._check_not_ended()
         if not self._wishes.trial:  # fit's backwards are pieces of one part
             self.way.saw()
+        optimizers = self._given_optimizers if optimizers is None else optimizers
+        self._check_steps_something(optimizers)
         try:
-            self._take_step(self._trained.optimizers if optimizers is None else optimizers)
-            self._count_step(self._trained.optimizers if optimizers is None else optimizers)
+            self._take_step(optimizers)
+            self._count_step(optimizers)
             finished = True
             self._end_step()
             if self._is_called():
@@ -242,12 +299,22 @@ class Synchroniser:
         self._emit(ParametersUpdated())
 
     def _count_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Where there are several optimizers, a step is over with that of the last one."""
-        if any(optimizer is self._trained.optimizers[-1] for optimizer in optimizers):
+        """Where there are several optimizers, a step is over with that of the last one. (Where one of them came later,
+        of the last one that steps: the program may have left off with those before.)"""
+        of_all = self._trained.optimizers
+        if any(not any(one is given for given in self._given_optimizers) for one in of_all):
+            of_all = [one for one in of_all if self._stepped[id(one)] >= self._rounds - 1] or of_all
+        if any(optimizer is of_all[-1] for optimizer in optimizers):
+            meetings = self._wishes.outer.windows
             self.way.stepped()
+            if self._wishes.outer.windows != meetings:
+                self._look_at_meeting(meetings + 1)
 
     def _take_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        if not self.way.workers_step and self._trained.is_hooked_anew():
+        for optimizer in optimizers:
+            if not self._trained.has(optimizer):
+                self.follow(self._trained.beside(optimizer))
+        if not self.way.workers_step and self._trained.is_rearranged():
             self.follow()
         if not self.way.workers_step:
             self._give_and_step()
@@ -257,6 +324,7 @@ class Synchroniser:
     def _give_and_step(self) -> None:
         """Where others step too: servers, or each worker its share."""
         weights = self._hooks.weights()
+        self._check_left_gradients()
         self._covers.uncover()
         if self._kept_some:
             self._check_parts()
@@ -266,8 +334,10 @@ class Synchroniser:
         if isinstance(self.way, SharedParameters) and (why := self.way.begin_step(weights)):
             self._unshare(why)
             return
+        self._look_in_turn()
         self.way.step(weights)
         self._rounds += 1
+        self._stepped = dict.fromkeys(self._stepped, self._rounds)
         self._forget_given()
         self._hooks.synchronised(self._equal_part())
         self.way.share_buffers(self._uneven.first_going)
@@ -290,7 +360,7 @@ class Synchroniser:
             self._stepping = False
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        if len(optimizers) == len(self._trained.optimizers):
+        if not self._wishes.trial:  # fit's gradients are those of the last step alone
             for parameter in self._trained.parameters:
                 parameter.grad = None
 
@@ -307,41 +377,85 @@ class Synchroniser:
         if self._wishes.trial and self._job.size > 1:
             self._hooks.check_unchanged(self._trained.names)
 
-    def _watch_optimizer(self, optimizer: torch.optim.Optimizer) -> list[Any]:
-        def before(optimizer: Any, arguments: Any, options: Any) -> None:
-            self._before_optimizer(optimizer)
+    def _after_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self._stepped[id(optimizer)] = self._rounds
+        if self._wishes.compression is not None:
+            self._wishes.compression.took(self._trained, optimizer)
+        if not self._stepping:
+            self._count_step([optimizer])
+            self._end_step()
 
-        def after(optimizer: Any, arguments: Any, options: Any) -> None:
-            self._stepped[id(optimizer)] = self._rounds
-            if self._wishes.compression is not None:
-                self._wishes.compression.took(self._trained, optimizer)
-            if not self._stepping:
-                self._count_step([optimizer])
-                self._end_step()
+    def _before_stranger(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer that nobody told of: if it has parameters of the model, it is one of ours from now on."""
+        if self._stepping or not self._trained.is_stepped_by(optimizer):
+            return
+        if self._job.size == 1 and not self._can_go_on and isinstance(self.way, Alone):
+            return
+        if torch._C._current_graph_task_id() >= 0:
+            self._refuse_within_backward()
+        if self._job.elastic is not None or (isinstance(self.way, OverServers) and not self.way.workers_step):
+            self._refuse_by_hand()
+        self._leave_sharing(Unshare.BY_HAND)
+        self.follow(self._trained.beside(optimizer))
 
-        before.of_gradtide = after.of_gradtide = True  # type: ignore[attr-defined]
-        return [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+    def use(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """All workers step with these from now on."""
+        self._check_not_ended()
+        self.follow(optimizers)
+        self._given_optimizers = optimizers
+
+    def _check_steps_something(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Layers may have been replaced, and optimizers have the old ones still."""
+        if self._trained.left and not any(map(self._trained.is_stepped_by, optimizers)):
+            raise ConfigError(
+                f"no parameter of {type(self._trained.module).__name__} is in this optimizer any more; say "
+                "model.optimizer = a new one, made with model.parameters(), or put them into its groups"
+            )
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._stepping:
-            if not self.way.workers_step and not isinstance(self.way, SharedParameters):
-                raise ConfigError(
-                    "call model.step() instead of optimizer.step(): no worker has the whole gradient here; or make the "
-                    "model with share_parameters=False"
-                )
-            if self._job.elastic is not None:
-                raise ConfigError(
-                    "call model.step() instead of optimizer.step() in a job that may lose or gain workers: it takes a "
-                    "step again that a worker did not live to finish"
-                )
+            if torch._C._current_graph_task_id() >= 0:
+                self._refuse_within_backward()
+            self._refuse_by_hand()
             self._leave_sharing(Unshare.BY_HAND)
             self._synchronise_for([optimizer])
+        self._check_left_gradients()
         if self._trial is not None:
             self._trial.stepping(by_hand=not self._stepping)
         self.way.check_step()
         if self._trained.clip_norm is not None and self._clipped != self._rounds:
             self._clipped = self._rounds
             nn.utils.clip_grad_norm_(self._trained.parameters, self._trained.clip_norm)
+
+    def _refuse_within_backward(self, index: int = 0) -> None:
+        """An optimizer that steps in a hook, as soon as there is a gradient, has it before all workers do."""
+        if self._job.size > 1 or not isinstance(self.way, Alone):
+            raise ConfigError(
+                "a hook steps, or takes a gradient away, within backward, when it is this worker's alone: call "
+                "optimizer.step() or model.step() after backward, and leave the hook out"
+            )
+
+    def _refuse_by_hand(self) -> None:
+        if not self.way.workers_step and not isinstance(self.way, SharedParameters):
+            raise ConfigError(
+                "call model.step() instead of optimizer.step(): no worker has the whole gradient here; or make the "
+                "model with share_parameters=False"
+            )
+        if self._job.elastic is not None:
+            raise ConfigError(
+                "call model.step() instead of optimizer.step() in a job that may lose or gain workers: it takes a "
+                "step again that a worker did not live to finish"
+            )
+
+    def _check_left_gradients(self) -> None:
+        """A parameter that is no longer the model's, but an optimizer's, has no gradient that all workers have."""
+        for name, parameter in self._trained.left_with_gradients() if self._job.size > 1 else []:
+            gradient = parameter.grad
+            if gradient is not None and self._gradients_left.get(id(parameter)) != (id(gradient), gradient._version):
+                raise ConfigError(
+                    f"{name} is no longer the model's, so its gradient is this worker's alone, but an optimizer has it "
+                    "still, and would step it; take it out of the optimizer's groups"
+                )
 
     def _end_step(self) -> None:
         self._weighed, self._uneven.going, self._backwards = None, None, 0
@@ -443,20 +557,29 @@ class Synchroniser:
                 "parameters are shared; make the model with share_parameters=False"
             )
 
-    def follow(self) -> None:
-        """Trains what the program asks for now: parameters were frozen, unfrozen, converted, given to an optimizer."""
-        old, hooks = self._trained, self._hooks
-        if not isinstance(self.way, OverServers):
-            self.finish()
+    def follow(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
+        """Trains what the program asks for now: parameters were frozen, converted, replaced, given to an optimizer, or
+        are to be stepped by other optimizers."""
+        old = self._trained
         new = find_trained(
             old.module,
-            old.optimizers,
+            old.optimizers if optimizers is None else optimizers,
             old.clip_norm,
             broadcast_buffers=old.broadcast_buffers,
             closures=old.closures,
+            before=old,
         )
+        if isinstance(self.way, OverServers):
+            _check_servers_know(new, old, self.way)
+            if not self.way.workers_step and list(new.optimizers) != list(old.optimizers):
+                raise ConfigError(
+                    "the servers step, with the optimizer that the model was wrapped with and what it has learnt; "
+                    "close() the wrapper and wrap the model again, with Servers(..., name='another')"
+                )
+        else:
+            self.together(self.way.finish, lambda: None)
         self._check_left(new)
-        self._trained = new
+        hooks, self._trained = self._hooks, new
         self._given.clear()  # whatever stays here is new to the way
         self._given_half.clear()
         if isinstance(self.way, OverServers):
@@ -466,22 +589,37 @@ class Synchroniser:
         else:
             if self._on_trial:
                 self._trial, self._unproven = Trial(self._trained), ON_TRIAL
-            self._anew()
+            self._anew(_put_in_place(new, old))
             if self._weighed is not None:  # which is said before forward, where this is called
                 self._weighed = self.way.weigh(*self._said)
         self._hooks.take_over(hooks)
+        self._know_optimizers(new)
         if self._loads is not None:
             self._loads.remove()
             self._loads = self._watch_loads()
 
+    def _know_optimizers(self, new: Trained) -> None:
+        last = max(self._stepped.values())
+        self._stepped = {id(optimizer): self._stepped.get(id(optimizer), last) for optimizer in new.optimizers}
+        self._step_hooks.know(new.optimizers)
+        before, self._gradients_left = self._gradients_left, {}
+        for _, parameter in new.left:
+            gradient = parameter.grad
+            if gradient is not None:
+                now = id(gradient), gradient._version
+                self._gradients_left[id(parameter)] = before.get(id(parameter), now)
+
     def _check_left(self, new: Trained) -> None:
         """A parameter that is trained no more, but has a gradient: an optimizer steps it, as if it were not frozen."""
         stay = {id(parameter) for parameter in new.parameters}
+        stepped = {id(p) for group in new.groups for p in group["params"]}
         for index in self._hooks.own_gradients() if self._job.size > 1 else []:
-            if id(self._trained.parameters[index]) not in stay:
+            gone = id(self._trained.parameters[index])
+            if gone in stepped and gone not in stay:
+                done = "was frozen" if any(id(p) == gone for _, p in new.everything) else "was taken out"
                 raise ConfigError(
-                    f"{self._trained.names[index]} was frozen when it had a gradient that is this worker's alone, and "
-                    "which the next step would take; call step() or zero_grad() first"
+                    f"{self._trained.names[index]} {done} when it had a gradient that is this "
+                    "worker's alone, and which the next step would take; call step() or zero_grad() first"
                 )
 
     def around(self, change: Callable[[], T]) -> T:
@@ -493,7 +631,7 @@ class Synchroniser:
                 "there are gradients that are this worker's alone; call step() or zero_grad() before the model is "
                 "converted"
             )
-        self.finish()
+        self.together(self.way.finish, lambda: None)
         self.way.close()
         self.way = Alone(self._emit)
         try:
@@ -501,13 +639,20 @@ class Synchroniser:
         finally:
             self.follow()
 
-    def _anew(self) -> None:
+    def _anew(self, replaced: Sequence[str] = ()) -> None:
         self._covers.uncover()
         gradients = [(p, p.grad) for p in self._trained.parameters]
         self._hooks.remove()
+        before = self.way
         self.way.close()
         self.way = Alone(self._emit)
+        for name in replaced:  # what was known of another parameter
+            self._wishes.outer.of.pop(name, None)
+            if self._wishes.compression is not None:
+                self._wishes.compression.forget(name)
         self.way = self._choose_way()
+        if isinstance(self.way, LocalSteps) and isinstance(before, LocalSteps):
+            self.way.go_on_from(before)
         for parameter, gradient in gradients:
             parameter.grad = gradient
         self._hooks = self._watch()
@@ -558,7 +703,12 @@ class Synchroniser:
 
     def finish(self) -> None:
         """After the last step: waits until what this worker has sent has arrived, or all have met."""
+        if self._ended:
+            return
+        if not isinstance(self.way, OverServers) and sys.exc_info()[0] is None and self._trained.is_outdated():
+            self.follow()
         self.together(self.way.finish, lambda: None)
+        self._look_at_the_end()
 
     def went_back(self) -> None:
         """The servers began again with a checkpoint, and the model is about to."""
@@ -572,11 +722,45 @@ class Synchroniser:
         if self._loads is not None:
             self._loads.remove()
         self._covers.uncover()
-        for hook in self._around_steps:
-            hook.remove()
+        self._step_hooks.remove()
+        self._job.trainings = [known for known in self._job.trainings if known() not in (None, self)]
         self.way.close()
         if self._wishes.outer.inside is not None:
             self._wishes.outer.inside.close()
+
+    # --- a model that is wrapped again ---
+
+    def _have_others_let_go(self) -> None:
+        """Whoever trains a parameter of this model until now, in a wrapper that nobody closed."""
+        ours = {id(p) for _, p in self._trained.everything}
+        alive = [found for known in self._job.trainings if (found := known()) is not None]
+        others = [one for one in alive if any(id(p) in ours for _, p in one._trained.everything)]
+        if any(isinstance(one.way, OverServers) for one in others):
+            raise ConfigError(
+                "this model is wrapped already, and servers hold its training; call close() on that wrapper, on all "
+                "workers, before the model is wrapped again"
+            )
+        for one in others:
+            one._let_go()
+        self._job.trainings.append(weakref.ref(self))
+
+    def _let_go(self) -> None:
+        self.together(self.way.finish, lambda: None)
+        self.close()
+        self.way, self._trial = Alone(self._emit), None
+        self._ended = (
+            "this model was wrapped again since, and is trained through that wrapper; use it instead of this one, or "
+            "wrap one module that has all of what is trained"
+        )
+
+    def _check_not_ended(self) -> None:
+        if self._ended:
+            raise ConfigError(self._ended)
+
+    def __del__(self) -> None:
+        """Nobody closed it, and nobody has it any more: the model may live on, with parameters of its own."""
+        if not sys.is_finalizing() and getattr(self, "_job", None) is not None and self.way.is_collective:
+            self.way.close()
 
     # --- workers that come, go and die ---
 
@@ -682,6 +866,27 @@ class Synchroniser:
     def _count(self, this_one: bool) -> int:
         """How many say yes."""
         return int(self.way.add_up(torch.tensor([int(this_one)])))
+
+
+def _put_in_place(new: Trained, old: Trained) -> list[str]:
+    """The names that stand for another parameter than they did, or for none."""
+    now = {name: id(parameter) for name, parameter in new.everything}
+    return [name for name, parameter in (*old.left, *old.everything) if now.get(name) != id(parameter)]
+
+
+def _check_servers_know(new: Trained, old: Trained, way: OverServers) -> None:
+    """Over servers workers begin alike with a new parameter only if it is made a key of its own there."""
+    known = {id(p) for _, p in (*old.everything, *old.left)}
+    names = {name for name, _ in (*old.everything, *old.left)}
+    stepped = {id(p) for group in new.groups for p in group["params"]}
+    changed = set(old.converted())
+    for name, parameter in new.everything:
+        made = way.holds_values and name not in names and parameter.requires_grad and id(parameter) in stepped
+        if name in changed or (id(parameter) not in known and not made):
+            raise ConfigError(
+                f"{name} is another parameter than it was when the model was wrapped, or new, and the servers know "
+                "nothing of it; close() the wrapper and wrap the model again, with Servers(..., name='another')"
+            )
 
 
 def _is_async(sync: object) -> bool:

@@ -1,7 +1,7 @@
 """What is trained: a model's parameters that ask for a gradient, and the optimizers that step them."""
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ __all__ = ["Trained", "as_optimizers", "find_trained", "has_stepped", "needs_clo
 @dataclass(frozen=True, slots=True, eq=False)
 class Trained:
     """The parameters that ask for a gradient, by name, as they were when this was made; `is_outdated` says when one
-    was frozen, unfrozen, converted or given to an optimizer since."""
+    was frozen, unfrozen, converted, replaced or given to an optimizer since, or a group of theirs moved."""
 
     module: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
@@ -27,6 +27,8 @@ class Trained:
     broadcast_buffers: bool = True
     everything: Sequence[tuple[str, nn.Parameter]] = ()  # the frozen ones too
     closures: bool = False  # whether an optimizer may compute the loss anew within its step, as LBFGS does
+    left: Sequence[tuple[str, nn.Parameter]] = ()  # were the model's once, and optimizers may still have them
+    _modules: Sequence[nn.Module] = field(default=(), repr=False)
     _signature: list[Any] = field(default_factory=list, repr=False)
 
     @property
@@ -76,11 +78,40 @@ class Trained:
         return ""
 
     def is_outdated(self) -> bool:
-        return self._signature != _sign(self.everything, self.optimizers)
+        return self._signature != _sign(self.everything, self._modules, self.optimizers)
 
-    def is_hooked_anew(self) -> bool:
-        """Whether a step hook came or went since: it is called only where workers step."""
-        return bool(self._signature[-1] != _count_hooks(self.optimizers))
+    def left_with_gradients(self) -> list[tuple[str, nn.Parameter]]:
+        """Those that the model has no more, that an optimizer has still, and would step."""
+        if not self.left:
+            return []
+        stepped = {id(p) for group in self.groups for p in group["params"]}
+        return [(name, p) for name, p in self.left if p.grad is not None and id(p) in stepped]
+
+    def is_rearranged(self) -> bool:
+        """Whether a parameter, a group or a step hook came, went or moved since. (What was frozen since its backward is
+        stepped all the same.)"""
+        return self._signature[1:] != _sign(self.everything, self._modules, self.optimizers)[1:]
+
+    def converted(self) -> list[str]:
+        """Those that have another dtype or shape than they had."""
+        now = _sign(self.everything, (), ())[0]
+        pairs = zip(self.everything, self._signature[0], now, strict=True)
+        return [name for (name, _), then, asked in pairs if then[1:] != asked[1:]]
+
+    def has(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(known is optimizer for known in self.optimizers)
+
+    def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it has a parameter of the model."""
+        ours = {id(p) for _, p in self.everything}
+        return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
+
+    def beside(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+        """All optimizers from when this one steps, too: instead of those that have some of its parameters, or none of
+        the model's any more."""
+        taken = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        rest = [one for one in self.optimizers if self.is_stepped_by(one)]
+        return [optimizer, *(o for o in rest if not any(id(p) in taken for g in o.param_groups for p in g["params"]))]
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
@@ -101,9 +132,20 @@ def _hooks_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [hook for hook in around if not getattr(hook, "of_gradtide", False)]
 
 
-def _sign(everything: Iterable[tuple[str, nn.Parameter]], optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
-    asked = [(p.requires_grad, p.dtype) for _, p in everything]
-    return [asked, [len(group["params"]) for o in optimizers for group in o.param_groups], _count_hooks(optimizers)]
+def _sign(
+    everything: Sequence[tuple[str, nn.Parameter]],
+    modules: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> list[Any]:
+    """What differs when something else is to be trained. Every forward asks, so it takes some microseconds a layer; who
+    keeps it keeps the modules and parameters, too, so that no other gets one of their ids."""
+    asked = [(p.requires_grad, p.dtype, p.shape) for _, p in everything]
+    parts: list[Any] = []
+    for module in modules:
+        parts += module._parameters.values()
+        parts += module._modules.values()
+    groups = [list(map(id, group["params"])) for o in optimizers for group in o.param_groups]
+    return [asked, list(map(id, parts)), groups, _count_hooks(optimizers)]
 
 
 def _count_hooks(optimizers: Sequence[torch.optim.Optimizer]) -> list[int]:
@@ -129,9 +171,11 @@ def find_trained(
     broadcast_buffers: bool = True,
     closures: bool = False,
     on_meta: bool = False,
+    before: Trained | None = None,
 ) -> Trained:
     """Raises ConfigError where model and optimizers don't belong together, before anything is changed. `on_meta`: who
-    asks will give parameters without values some."""
+    asks will give parameters without values some. `before`: what was trained until now. Optimizers may still have what
+    the model had then, and need not have what it has now."""
     optimizers = as_optimizers(optimizer)
     for one in optimizers:
         if needs_closure(one) and closures and clip_norm is not None:
@@ -143,19 +187,36 @@ def find_trained(
     if clip_norm is not None and clip_norm <= 0:
         raise ConfigError(f"clip_norm is {clip_norm:g}; it must be above 0")
     everything = list(module.named_parameters())
-    _check_parameters(module, everything, optimizers, on_meta=on_meta)
+    here = {id(p) for _, p in everything}
+    known = [] if before is None else [*before.everything, *before.left]
+    left = [(name, p) for name, p in known if id(p) not in here]
+    _check_parameters(module, everything, optimizers, left, on_meta=on_meta, follows=before is not None)
     named = [(name, p) for name, p in everything if p.requires_grad]
     names, parameters = zip(*named, strict=True)
-    signature = _sign(everything, optimizers)
-    return Trained(module, optimizers, names, parameters, clip_norm, broadcast_buffers, everything, closures, signature)
+    modules = list(module.modules())
+    return Trained(
+        module,
+        optimizers,
+        names,
+        parameters,
+        clip_norm,
+        broadcast_buffers,
+        everything,
+        closures,
+        left,
+        modules,
+        _sign(everything, modules, optimizers),
+    )
 
 
 def _check_parameters(
     module: nn.Module,
     everything: Sequence[tuple[str, nn.Parameter]],
     optimizers: Sequence[torch.optim.Optimizer],
+    left: Sequence[tuple[str, nn.Parameter]],
     *,
     on_meta: bool,
+    follows: bool,
 ) -> None:
     for name, parameter in everything:
         if is_lazy(parameter):
@@ -166,12 +227,13 @@ def _check_parameters(
     twice = len(stepped) - len(set(stepped))
     if twice:
         raise ConfigError(f"{twice} parameters are in two optimizers; each may be in one only")
-    if not any(p.requires_grad and id(p) in set(stepped) for _, p in everything):
+    owned = set(stepped)
+    if not any(p.requires_grad and (follows or id(p) in owned) for _, p in everything):
         raise ConfigError(
             f"the optimizer has no parameter of {type(module).__name__} that asks for a gradient; make it with "
             "model.parameters() before wrapping"
         )
-    foreign = set(stepped) - {id(p) for _, p in everything}
+    foreign = owned - {id(p) for _, p in [*everything, *left]}
     if foreign:
         raise ConfigError(
             f"{len(foreign)} of the optimizer's parameters are not the model's; give each model its own optimizer"

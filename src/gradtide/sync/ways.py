@@ -101,6 +101,16 @@ class Way(Protocol):
     def servers_step(self) -> bool:
         """Whether servers take the step, so that the parameters and the optimizer's state are theirs."""
 
+    def has_in_common(self, tensor: Tensor) -> bool:
+        """Whether it lies in a view of memory that all ranks share, where an edit of one rank's own is seen anyway."""
+
+    def ask_to_look(self) -> None:
+        """With the next synchronisation this rank asks all others to look whether they are alike."""
+
+    @property
+    def asked_to_look(self) -> bool:
+        """Whether a rank has asked, in the last one."""
+
     def begin_again(self) -> None:
         """After RolledBack: forgets what was under way, and takes the values that are there now."""
 
@@ -108,7 +118,7 @@ class Way(Protocol):
 class EveryStep:
     """The part of a way that synchronises at every step: a gradient counts what its part of the batch does."""
 
-    apart, one_weight = 0, False
+    apart, one_weight, asked_to_look = 0, False, False
 
     def measure(self, weight: float) -> float:
         return weight
@@ -117,4 +127,10 @@ class EveryStep:
         pass
 
     def stepped(self) -> None:
+        pass
+
+    def has_in_common(self, tensor: Tensor) -> bool:
+        return False
+
+    def ask_to_look(self) -> None:
         pass

@@ -66,6 +66,11 @@ class Compression:
         if self._died:
             self.tell_of_death(job)
 
+    def forget(self, name: str) -> None:
+        """Another parameter has this name from now on, or none."""
+        self._unstepped.discard(name)
+        self.residuals.take(name)
+
     # --- what a checkpoint holds of this worker ---
 
     def state(self, factors: Mapping[str, Array]) -> dict[str, Tensor]:

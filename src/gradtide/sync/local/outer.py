@@ -51,7 +51,8 @@ class WindowBase:
         self._own = own
         self.values = {name: nn.Parameter(p.detach().clone()) for name, p in own.items()}
         self.room = ChangeRoom(list(self.values.values()))
-        self._optimizer = make_optimizer(rule, list(self.values.values()))
+        nothing = [nn.Parameter(torch.zeros(1))]  # while no optimizer has a parameter of the model
+        self._optimizer = make_optimizer(rule, list(self.values.values()) or nothing)
         self.remember(known)
 
     @property

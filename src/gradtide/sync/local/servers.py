@@ -37,6 +37,8 @@ class LocalOverServers:
     """One worker's end of it."""
 
     is_collective, servers_step, workers_step, one_weight = False, False, True, False
+    asked_to_look = False
+    holds_values = True  # the base of what is trained, so that workers begin alike with new keys
 
     def __init__(
         self, trained: Trained, job: Job, local: Local, emit: Emit, *, compress: Compress | None = None
@@ -305,6 +307,12 @@ class LocalOverServers:
         elif not in_rounds:
             self.store.flush_residuals()
             self._pull()
+
+    def has_in_common(self, tensor: Tensor) -> bool:
+        return False
+
+    def ask_to_look(self) -> None:
+        """They look where they meet."""
 
     def begin_again(self) -> None:
         """After RolledBack: what was done since the last meeting is forgotten."""

@@ -25,7 +25,7 @@ __all__ = ["TogetherFirst"]
 class TogetherFirst:
     """Goes the way that it is on just now."""
 
-    is_collective, servers_step, workers_step = False, False, True
+    is_collective, servers_step, workers_step, asked_to_look = False, False, True, False
 
     def __init__(
         self, trained: Trained, job: Job, local: Local, emit: Emit, *, overlap: bool, compress: Compress | None = None
@@ -64,6 +64,10 @@ class TogetherFirst:
     @property
     def store(self) -> Store:
         return self.now.store
+
+    @property
+    def holds_values(self) -> bool:
+        return self.now.holds_values
 
     @property
     def led(self) -> bool:
@@ -117,6 +121,12 @@ class TogetherFirst:
 
     def finish(self) -> None:
         self.now.finish()
+
+    def has_in_common(self, tensor: Tensor) -> bool:
+        return False
+
+    def ask_to_look(self) -> None:
+        """They look where they meet."""
 
     def begin_again(self) -> None:
         self.now.begin_again()

@@ -29,6 +29,7 @@ class LocalSteps:
     """The way of workers that step by themselves and meet now and then; `dense` is theirs until then."""
 
     is_collective, store, servers_step, workers_step, one_weight = True, None, False, True, False
+    asked_to_look = False
 
     def __init__(
         self,
@@ -72,6 +73,10 @@ class LocalSteps:
             f"local steps: {begin}each {who} steps by itself, and every {self._local.every} steps they are {how}: "
             f"{sent / self._local.every / 1e6:.3g} MB to be synchronised a step instead of {size / 1e6:.3g}"
         )
+
+    def go_on_from(self, before: "LocalSteps") -> None:
+        """Other parameters are trained from now on, or by others: a backward that was is one of this window's."""
+        self._samples, self._terms = before._samples, before._terms
 
     @property
     def room(self) -> ChangeRoom:
@@ -407,6 +412,12 @@ class LocalSteps:
         """The last window may be a shorter one."""
         if self._steps:
             self.meet()
+
+    def has_in_common(self, tensor: Tensor) -> bool:
+        return False
+
+    def ask_to_look(self) -> None:
+        """They look where they meet."""
 
     def begin_again(self) -> None:
         """There are no servers that could have lost anything."""

@@ -13,7 +13,8 @@ from gradtide.sync.trained import Trained
 __all__ = ["Averages"]
 
 # Keys beside those of parameters and buffers.
-_USED, _SPARSE = "which parameters have a gradient", "which rows have a gradient: "
+_USED, _SPARSE = "which parameters have a gradient, and norms", "which rows have a gradient: "
+_FIRST, _EVERY, _ALIKE = 3, 100, 1e-4  # the rounds in which parameters are compared, by norm, and how closely
 
 
 class Averages:
@@ -24,17 +25,22 @@ class Averages:
         self._trained, self._key, self._in_step, self._smaller = trained, key, in_step, smaller
         self._used = key(f"{_USED}, of {len(trained.parameters)}")
         self._sparse = _find_sparse(trained)
+        self._norms: Tensor | None = None  # of the parameters, as this worker told of them in this round
         smaller.follow(trained, key, never=[trained.names[index] for index in self._sparse])
         self.room = {key(n): torch.zeros_like(p) for n, p in zip(trained.names, trained.parameters, strict=True)}
-        self.room[self._used] = torch.zeros(2 * len(trained.parameters) + DIGEST_BYTES + 1)
+        self.room[self._used] = torch.zeros(3 * len(trained.parameters) + DIGEST_BYTES + 1)
         for index in self._sparse:
             self.room[key(_SPARSE + trained.names[index])] = torch.zeros(trained.parameters[index].shape[0])
 
-    def flags(self, late: bool) -> dict[str, Tensor]:
-        """What this worker pushes beside its gradients."""
+    def flags(self, late: bool, round_: int) -> dict[str, Tensor]:
+        """What this worker pushes beside its gradients. Now and then that is its parameters' norms, too."""
+        looks = self._in_step and (round_ <= _FIRST or round_ % _EVERY == 0)
+        parameters = [parameter.detach() for parameter in self._trained.parameters]
+        self._norms = torch.stack(torch._foreach_norm(parameters)).float().cpu() if looks else None
         gradients = [parameter.grad for parameter in self._trained.parameters]
         used = [float(g is not None) for g in gradients] + [float(g is not None and g.is_sparse) for g in gradients]
-        flags = {self._used: torch.tensor([*used, *map(float, Options(self._trained).digest()), float(late)])}
+        norms = [0.0] * len(parameters) if self._norms is None else self._norms.tolist()
+        flags = {self._used: torch.tensor([*used, *norms, *map(float, Options(self._trained).digest()), float(late)])}
         for index in self._sparse:
             gradient = gradients[index]
             rows = torch.zeros(self._trained.parameters[index].shape[0])
@@ -46,8 +52,9 @@ class Averages:
     def hand_out(self) -> bool:
         """Each .grad is a tensor of its own, as backward made it. Returns whether a worker was late."""
         count = len(self._trained.parameters)
-        used, sparse, digest, late = self.room[self._used].split([count, count, DIGEST_BYTES, 1])
+        used, sparse, norms, digest, late = self.room[self._used].split([count, count, count, DIGEST_BYTES, 1])
         self._check_options(digest)
+        self._check_norms(norms)
         for index, parameter in enumerate(self._trained.parameters):
             name = self._trained.names[index]
             gradient = self.room[self._key(name)]
@@ -68,6 +75,18 @@ class Averages:
             raise ConfigError(
                 "the options of the optimizers (the learning rate, say) differ between workers, and over servers that "
                 "only average each worker steps with its own; set them alike on all"
+            )
+
+    def _check_norms(self, mean: Tensor) -> None:
+        """Every worker steps by itself, and must have what the others have."""
+        own = self._norms
+        if own is None:
+            return
+        same = torch.isclose(mean, own, rtol=_ALIKE, atol=1e-30, equal_nan=True)
+        if not same.all():
+            raise ConfigError(
+                f"{self._trained.names[int(same.long().argmin())]} is no longer the same on all workers: the program "
+                "changes it on one alone, or by its own part of a batch; change parameters alike on all"
             )
 
 

@@ -62,6 +62,7 @@ class ServersWay(EveryStep):
         if not why and has_stepped(trained.optimizer):
             why = "the optimizer has state of earlier steps, which servers would begin without"
         self.servers_step, self.workers_step = not why, bool(why)
+        self.holds_values = self.servers_step  # of what is trained, so that workers begin alike with new keys
         if why and servers.mode == "async":
             raise ConfigError(
                 f"in async every push is an update, so the servers must step, and they can't with {why}; use 'bsp' or "
@@ -204,7 +205,7 @@ class ServersWay(EveryStep):
                 "share_parameters=False, or say clip_norm=, and they only average"
             )
         self._push_the_rest(weights)
-        self._waiting.append(self.store.push(self._averages.flags(late)))
+        self._waiting.append(self.store.push(self._averages.flags(late, self._attendance.round)))
         self._wait_for_the_round()
         self.store.pull(self._averages.room)
         self._tell_staleness()

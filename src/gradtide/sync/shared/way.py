@@ -88,6 +88,8 @@ class SharedParameters(InGroup):
         self._given_bytes = sum(place.nbytes for places in self._gives for place, _, _ in places)
         self._given, self._options = Guard(len(flat.starts)), Options(trained)
         self._told = group.common_tensor((group.size, 3), torch.int64).numpy()  # options' digest; why not so, and where
+        self._asks = group.common_tensor(group.size, torch.uint8).numpy()  # to look whether all are alike
+        self.asked_to_look = False
         self._scratch = torch.zeros(PIECE_ELEMENTS + 64, dtype=self._dtype)
         self._zeros = torch.zeros_like(self._scratch)
         self._kernel = KERNELS.COMBINE[ELEMENTS[self._dtype]].entry
@@ -135,6 +137,7 @@ class SharedParameters(InGroup):
     def step(self, weights: Sequence[float]) -> None:
         if self._links is not None:
             self._tell_links(self._emit)
+        self.asked_to_look = bool(self._asks.any())
         self._emit(GradientsSynchronised(self._given_bytes))
         used = [bool(by_anybody) for by_anybody in np.bitwise_or.reduce(self._used)]
         self._updating = True
@@ -143,6 +146,7 @@ class SharedParameters(InGroup):
         self._emit(Waiting())
         self._group.barrier()
         self._finished, self._updating = self._finished + 1, False
+        self._asks[self._rank] = 0
         for parameter in self._trained.parameters:
             parameter.grad = None
         self._given.next_look()
@@ -275,6 +279,13 @@ class SharedParameters(InGroup):
                 count = part.end - part.begin
                 places.append((self._inbox[row + part.begin : row + part.end], part.offset, part.offset + count))
         return places
+
+    def ask_to_look(self) -> None:
+        self._asks[self._rank] = 1
+
+    def has_in_common(self, tensor: Tensor) -> bool:
+        begin = tensor_over(self._view, self._dtype, (self._flat.total,)).data_ptr()
+        return begin <= tensor.data_ptr() < begin + self._values.nbytes
 
     # --- the user's optimizer ---
 

@@ -34,9 +34,11 @@ class BackwardHooks:
         on_gradient: Callable[[int, float], None],
         on_end: Callable[[bool], None],
         on_adding: Callable[[int, Tensor | None], None],
+        on_taken: Callable[[int], None],
     ) -> None:
         self._parameters, self._weight_now = parameters, weight_now
         self._on_gradient, self._on_end, self._on_adding = on_gradient, on_end, on_adding
+        self._on_taken = on_taken  # a hook of the user's has taken a gradient away, within backward
         self._kept: list[float | None] = [None] * len(parameters)  # the measure of each gradient that is there
         self._task: int | None = None  # autograd's number for the backward that is under way
         self._reached = set[int]()  # to which it has given a gradient
@@ -118,6 +120,7 @@ class BackwardHooks:
     def remove(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        self._nodes.clear()  # they know the shapes that parameters had: torch makes them anew
 
     def _begun(self, gradient: Tensor) -> None:
         task = torch._C._current_graph_task_id()
@@ -179,7 +182,10 @@ class BackwardHooks:
             self._kept[index] = kept = weight
         self._reached.add(index)
         gradient = parameter.grad
-        assert gradient is not None
+        if gradient is None:
+            self._kept[index] = None
+            self._on_taken(index)
+            return
         if self._is_hooked(index, gradient):
             self._changed.add(index)
         self._versions[index] = (id(gradient), gradient._version)

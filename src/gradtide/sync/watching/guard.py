@@ -20,7 +20,7 @@ from torch import Tensor
 from gradtide.errors import ConfigError
 from gradtide.sync.trained import Trained
 
-__all__ = ["Guard", "HeldState", "LateGuard", "StateKeeper", "Trial"]
+__all__ = ["Guard", "HeldState", "LateGuard", "StateKeeper", "Trial", "sum_of_bits"]
 
 _ELEMENTS, _FIRST, _EVERY = 64, 3, 100
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -55,7 +55,7 @@ class Guard:
         if self._looks <= _FIRST:
             self._contents[index] = tensor.detach().clone()
         elif self._looks % _EVERY == 0:
-            self._contents[index] = _sum(tensor)
+            self._contents[index] = sum_of_bits(tensor)
         elif index == self._drawn and tensor.numel() and not tensor.is_sparse:
             places = torch.from_numpy((self._random.random(_ELEMENTS) * tensor.numel()).astype(np.int64))
             self._contents[index] = places, _elements(tensor, places)
@@ -86,7 +86,7 @@ class Guard:
             return False
         if isinstance(content, tuple):
             return not _same(_elements(tensor, content[0]), content[1])
-        return _sum(tensor) != content if isinstance(content, int) else not _same(tensor.detach(), content)
+        return sum_of_bits(tensor) != content if isinstance(content, int) else not _same(tensor.detach(), content)
 
     def changed(self, tensors: Sequence[Tensor | None]) -> int | None:
         """The first that is not as it was."""
@@ -202,7 +202,7 @@ def _elements(tensor: Tensor, places: Tensor) -> Tensor:
     return torch.take(tensor.detach(), places)
 
 
-def _sum(tensor: Tensor) -> int:
+def sum_of_bits(tensor: Tensor) -> int:
     """Of its bits: one pass over memory, and no copy."""
     values = tensor.detach()
     if values.is_sparse:

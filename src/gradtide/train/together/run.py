@@ -365,8 +365,12 @@ class RunTogether(Run):
         if not self.synchroniser.way.is_collective:
             return super()._evaluate(tests) if self.synchroniser.way.led else None
         return self.synchroniser.together(
-            lambda: self._sum(self._evaluate_own(tests)), lambda: super(RunTogether, self)._evaluate(tests)
+            lambda: self._sum(self._evaluate_alike(tests)), lambda: super(RunTogether, self)._evaluate(tests)
         )
+
+    def _evaluate_alike(self, tests: BatchSource) -> Evaluation:
+        self.synchroniser.look()
+        return self._evaluate_own(tests)
 
     def _evaluate_own(self, tests: BatchSource) -> Evaluation:
         metrics, group = self.steering.metrics, self._job.group
