@@ -48,7 +48,7 @@ def _edit(case, net):
             layer.weight.clamp_(-0.1, 0.1)
         case "shrink":
             layer.weight.mul_(0.5)
-        case "freeze":
+        case "freeze" if len(net.layers) > 1:  # else nothing is left to be trained
             net.layers[0].requires_grad_(False)
 
 

@@ -51,7 +51,11 @@ REASONS = (
     (
         "optimizer.step() where no worker has the whole gradient",
         r"call model\.step\(\) instead",
-        lambda case: "scaler" in case or any(step.get("step") in ("optimizers", "zeros") for step in case["steps"]),
+        lambda case: (
+            "scaler" in case
+            or "new optimizer" in done_in(case)
+            or any(step.get("step") in ("optimizers", "zeros") for step in case["steps"])
+        ),
     ),
     (
         "state of an optimizer loaded that servers have",
@@ -62,6 +66,11 @@ REASONS = (
         "a parameter was edited that servers hold",
         "the servers hold",
         lambda case: PARAMETER_EDITS & done_in(case),
+    ),
+    (
+        "what trains is another, or new, and the servers know nothing of it",
+        "the servers know nothing of it|the servers step, with the optimizer|this model is wrapped already",
+        lambda case: {"replace layer", "new optimizer", "wrap again", "weight norm", "add group"} & done_in(case),
     ),
     (
         "parameters can't be shared",

@@ -19,7 +19,7 @@ WAYS = {
     "local": {"sync": gradtide.Local(1)},  # which is exact, since SGD with momentum is linear in gradients
 }
 FOLLOWED = [program.__name__ for program in changed_programs.FOLLOWED]
-OUTSIDE, NEW, BY_HAND = "was changed outside of model.edit", "the servers know nothing of it", "call model.step()"
+NEW, BY_HAND = "the servers know nothing of it", "call model.step()"
 WRAPPED, KEEP = "this model is wrapped already", "the servers step, with the optimizer"
 NOT_KNOWN = {"servers": NEW, "servers that average": NEW}
 WRAPPED_ALREADY = {"servers": WRAPPED, "servers that average": WRAPPED}
@@ -28,11 +28,11 @@ REFUSED = {
     "replaced_with_a_new_optimizer": NOT_KNOWN,
     "replaced_in_the_middle_of_a_step": NOT_KNOWN,
     "grown": NOT_KNOWN,
-    "grown_by_data": {**NOT_KNOWN, "auto": OUTSIDE},
+    "grown_by_data": NOT_KNOWN,
     "assigned": NOT_KNOWN,
     "weight_normed": {"servers that average": NEW},
     "grown_by_a_layer": {"servers that average": NEW},
-    "two_optimizers_in_turns": {"auto": BY_HAND, "servers": BY_HAND},
+    "two_optimizers_in_turns": {"servers": BY_HAND},
     "new_optimizer": {"servers": BY_HAND},
     "new_optimizer_given_to_step": {"servers": KEEP},
     "wrapped_again": WRAPPED_ALREADY,
@@ -109,9 +109,8 @@ NET = [
     ("replaced_and_pointed_to", ("auto", "shared", "all-reduce"), f"4.weight {NEVER}"),
     ("replaced_with_a_new_optimizer", ("auto", "shared", "all-reduce"), f"4.weight {NEVER}|{BY_A_STRANGER}"),
     ("weight_normed", ("auto", "shared", "all-reduce"), f"2.weight_g {NEVER}"),
-    ("parametrized", ("auto", "shared"), "2.weight was changed outside of model.edit"),
     ("weight_parametrized", ("auto", "shared", "all-reduce"), f"original0 {NEVER}|{BY_A_STRANGER}"),
-    ("wrapped_again", ("auto",), "0.weight lies in memory that all workers share"),
+    ("wrapped_again", ("shared",), "was looked at within a later backward, where parameters are shared"),
 ]
 
 
@@ -123,3 +122,12 @@ def test_what_nobody_followed_is_found(workers, program, way, said):
     for found in workers.run(changed_programs.run_unmended, 2, training.new_name(), program, options):
         assert isinstance(found, str), "nobody noticed"
         assert re.search(said, found), found
+
+
+@pytest.mark.parametrize(
+    ("program", "way"), [("parametrized", "auto"), ("parametrized", "shared"), ("wrapped_again", "auto")]
+)
+def test_what_shared_memory_makes_right_is_right_without_being_followed(workers, program, way):
+    options = {"share_parameters": True} if way == "shared" else {}
+    found = workers.run(changed_programs.run_unmended, 2, training.new_name(), program, options)
+    check(program, "shared", found)

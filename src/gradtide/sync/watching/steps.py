@@ -1,5 +1,6 @@
 """Hooks around the steps of a model's optimizers, and one that finds out about an optimizer that nobody told of."""
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,20 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 __all__ = ["StepHooks"]
 
 Seen = Callable[[torch.optim.Optimizer], None]
+_listening: "list[weakref.ReferenceType[StepHooks]]" = []
+
+
+@functools.cache
+def _listen_everywhere() -> None:
+    """Once a process, and for good: Python may end a StepHooks within any step, while torch goes through its hooks."""
+
+    def see(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
+        for known in tuple(_listening):
+            found = known()
+            if found is not None:
+                found._see(optimizer)
+
+    register_optimizer_step_pre_hook(see)
 
 
 class StepHooks:
@@ -21,15 +36,10 @@ class StepHooks:
         self._known: Sequence[torch.optim.Optimizer] = ()
         self._within: torch.optim.Optimizer | None = None  # whose step is under way
         self._hooks: list[Any] = []
-        found = weakref.WeakMethod(self._see)  # torch keeps this hook for as long as the process lives
-
-        def see(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
-            call = found()
-            if call is not None:
-                call(optimizer)
-
-        self._everywhere = register_optimizer_step_pre_hook(see)
-        weakref.finalize(self, self._everywhere.remove)
+        _listening[:] = [known for known in _listening if known() is not None]
+        self._own = weakref.ref(self)
+        _listening.append(self._own)
+        _listen_everywhere()
 
     def know(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """From now on these are the known ones. One whose step is about to begin calls the hooks that it gets here."""
@@ -55,7 +65,8 @@ class StepHooks:
 
     def remove(self) -> None:
         self.know(())
-        self._everywhere.remove()
+        if self._own in _listening:
+            _listening.remove(self._own)
 
     def _see(self, optimizer: torch.optim.Optimizer) -> None:
         if self._within is None and not any(known is optimizer for known in self._known):
