@@ -4,7 +4,7 @@ import programs
 import random_programs
 from hypothesis import strategies as st
 from random_layers import KINDS, LOOSE, SPARSE
-from random_moves import MOVES, NOT_YET, can_be_drawn
+from random_moves import MOVES, NOT_OVER_SERVERS, NOT_YET, can_be_drawn
 
 
 def _said(**options):
@@ -155,6 +155,8 @@ def cases(draw, way):
     if schedule in FIXED_GROUPS:
         _drop(case["steps"], lambda action: action["do"] == "add group")
     _keep_in_step(case["steps"], "buffer" in case)
+    if way.startswith("servers") and draw(st.integers(0, 9)):  # which refuse them: now and then is enough
+        _drop(case["steps"], lambda action: action["do"] in NOT_OVER_SERVERS)
     if not workers_step:
         # What is changed through .data is looked for with a net, not a proof, where workers may not change it.
         _drop(case["steps"], lambda action: action["do"] in ("data", "clamp data") and not action.get("properly"))

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 NOT_YET: set[str] = set()  # names of moves that are not followed yet: none of them is drawn
+NOT_OVER_SERVERS = {"replace layer", "new optimizer", "wrap again", "weight norm"}
 MOVES = ("replace layer", "new optimizer", "wrap again", "keep alias", "average", "reorder groups", "weight norm")
 
 

@@ -13,6 +13,7 @@ import training
 from drawn_programs import WORDS, cases, words_of
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from random_layers import SPARSE
+from random_moves import NOT_OVER_SERVERS
 from ranks import Failed
 from refused_programs import reason_of
 
@@ -24,6 +25,7 @@ SEEN_ENOUGH = 20  # of those, before a share is one
 BY_DESIGN = {  # where no worker has the whole gradient, nobody can look at it; nor can sparse ones be shared
     *(("clipping", way) for way in ("auto", "shared", "servers")),
     *((kind, "shared") for kind in SPARSE),
+    *((move, way) for move in NOT_OVER_SERVERS for way in ("servers", "servers that average")),
 }
 FAILURES_AT_MOST = 3  # then it is time to look
 

@@ -82,7 +82,7 @@ class Averages:
         own = self._norms
         if own is None:
             return
-        same = torch.isclose(mean, own, rtol=_ALIKE, atol=1e-30, equal_nan=True)
+        same = torch.isclose(mean, own.to(mean.dtype), rtol=_ALIKE, atol=1e-30, equal_nan=True)
         if not same.all():
             raise ConfigError(
                 f"{self._trained.names[int(same.long().argmin())]} is no longer the same on all workers: the program "
