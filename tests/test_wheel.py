@@ -107,6 +107,42 @@ def test_the_wheel_plans_trains_pushes_and_pulls_in_a_clean_venv_without_extras(
         assert len(done.stderr.splitlines()) == 1
 
 
+DDP = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gradtide")
+model = DistributedDataParallel(torch.nn.Linear(4, 2))
+model(torch.ones(3, 4)).sum().backward()
+dist.all_reduce(ones := torch.ones(2))
+assert ones.tolist() == [2.0, 2.0]
+print(dist.get_rank(), torch.__version__)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_what_pip_installs_today_works_without_constraints(built, tmp_path, version):
+    """The newest torch, numba and numpy: five gigabytes for each version of Python."""
+    name = shutil.which(f"python{version}")
+    if name is None or subprocess.run([name, "--version"], capture_output=True).returncode:
+        pytest.skip(f"no Python {version} here")
+    (wheel,) = built.glob("*.whl")
+    run(name, "-m", "venv", tmp_path / "clean", folder=tmp_path)
+    python = tmp_path / "clean" / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", wheel, folder=tmp_path)
+    (tmp_path / "first_hour.py").write_text(FIRST_HOUR)
+    assert run(python, "first_hour.py", folder=tmp_path).stdout.endswith("trained, pushed and pulled\n")
+    (tmp_path / "ddp.py").write_text(DDP)
+    torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"
+    for command in ((python, *torchrun, "ddp.py"), (python.with_name("gradtide"), "run", "--workers", "2", "ddp.py")):
+        done = run(*command, folder=tmp_path)
+        assert len(done.stdout.splitlines()) == 2
+        assert "nanobind" not in done.stderr
+
+
 @pytest.mark.slow
 def test_the_wheel_has_what_the_package_has_and_nothing_else(built):
     (wheel,) = built.glob("*.whl")

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from gradtide.cli.doctor.command import _untested
 from gradtide.cli.doctor.limits import Limits, _cores_limit, _memory_limit, busy_line, what_stands_in_the_way
 from gradtide.cli.doctor.reaching import reach
 from gradtide.errors import ConfigError
@@ -30,6 +31,19 @@ def test_each_obstacle_is_one_line_that_says_what_to_do(limits, words):
     lines = list(what_stands_in_the_way(Limits(**(FINE | limits)), cores=8, memory_bytes=16 * GIB))
     assert len(lines) == (words is not None)
     assert all(words in line for line in lines)
+
+
+def test_a_torch_that_no_test_ran_under_is_named_with_one_that_did():
+    assert _untested("2.13.0+cpu") == _untested("2.15.3+cu132") == []
+    for version, words in (
+        ("2.12.1", "too old: pip install"),
+        ("2.16.0", "newer than any"),
+        ("git", "nothing is known"),
+    ):
+        (line,) = _untested(version)
+        assert "tested with torch 2.13.0, 2.14.1 and 2.15.0" in line
+        assert f"this is {version}" in line
+        assert words in line
 
 
 def test_a_quiet_machine_is_not_called_busy():

@@ -54,6 +54,16 @@ print(min(taken), *sorted(loaded))
     assert loaded == ["gradtide", "gradtide.registration"]
 
 
+@pytest.mark.parametrize("version", ["1.13.1", "2.12.0", "3.0.0"])
+def test_under_a_torch_that_is_too_old_or_not_tested_importing_prints_nothing(tmp_path, version):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    program = "import torch, gradtide, gradtide.registration as r; r.register(); print(torch.__version__)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{version}\n", "")
+
+
 def test_a_program_needs_two_lines(installed, tmp_path):
     program = f"""
 import torch.distributed as dist
