@@ -40,6 +40,10 @@ def _has_owners(case):
     return not others and len(owned) == count and "hooks" not in case and "clip_norm" not in case
 
 
+def _has_memory_twice(case):
+    return any(layer.get("tied") == "data" for layer in case.get("layers", []))
+
+
 # The name, how it is said, and the programs that it is meant for.
 REASONS = (
     ("a gradient was edited where no worker has the whole one", "was changed between backward and step", _edits),
@@ -75,7 +79,7 @@ REASONS = (
     (
         "parameters can't be shared",
         "parameters can't be shared",
-        lambda case: not _has_owners(case) or kinds_of(case) & {*SPARSE},
+        lambda case: not _has_owners(case) or kinds_of(case) & {*SPARSE} or _has_memory_twice(case),
     ),
     (
         "weights that differ within a step, over servers",
