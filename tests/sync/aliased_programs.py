@@ -185,6 +185,26 @@ def a_second_training(around):
     return seen, said
 
 
+def trained_on_without(around):
+    """After close() the model and its optimizer are the program's, also when the wrapper goes."""
+    model = net()
+    rule = torch.optim.Adam(model.parameters(), lr=0.05)
+    wrapped = around.wrap(model, rule)
+    for x, y in around.shard(batches(STEPS)):
+        functional.cross_entropy(wrapped(x), y).backward()
+        wrapped.step()
+    said = wrapped.explain() if around.job else ""
+    wrapped.close()
+    for step, (x, y) in enumerate(batches(6, seed=5)):
+        functional.cross_entropy(model(x), y).backward()
+        rule.step()
+        rule.zero_grad()
+        if step == 3:
+            del wrapped
+            gc.collect()
+    return programs.results(model), said
+
+
 SHARED = [
     kept_state_dict,
     polyak_average,
@@ -195,6 +215,7 @@ SHARED = [
     across_a_new_layout,
     across_a_new_way,
     a_second_training,
+    trained_on_without,
 ]
 
 

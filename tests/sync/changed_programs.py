@@ -228,6 +228,15 @@ def assigned_by_the_wrapper(around):
     return _changed(around, change)
 
 
+def swapped(around):
+    """The same Python object, with another tensor in it, that has none of the hooks."""
+
+    def change(loop):
+        torch.utils.swap_tensors(loop.model[0].weight, nn.Parameter(loop.model[0].weight.detach() * 0.9))
+
+    return _changed(around, change)
+
+
 def weight_normed(around):
     def change(loop):
         nn.utils.weight_norm(loop.model[2])
@@ -492,6 +501,7 @@ FOLLOWED = (
     grown_by_data,
     assigned,
     assigned_by_the_wrapper,
+    swapped,
     weight_normed,
     parametrized,
     parametrized_as_it_is,

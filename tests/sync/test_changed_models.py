@@ -30,6 +30,7 @@ REFUSED = {
     "grown": NOT_KNOWN,
     "grown_by_data": NOT_KNOWN,
     "assigned": NOT_KNOWN,
+    "swapped": {"servers": "the servers hold it and step it"},
     "weight_normed": {"servers that average": NEW},
     "grown_by_a_layer": {"servers that average": NEW},
     "two_optimizers_in_turns": {"servers": BY_HAND},

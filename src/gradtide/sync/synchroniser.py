@@ -48,6 +48,7 @@ class Synchroniser:
         self._trained, self._job, self._wishes, self._emit = trained, job, wishes, job.watched(emit)
         self._given_optimizers = trained.optimizers  # those that model.step() steps
         self.way: Way = Alone(self._emit)
+        self._closed = False  # whether the way has given back what it held
         self._ended = ""  # why this one trains no more
         self._have_others_let_go()
         if any(isinstance(module, _BatchNorm) for module in trained.module.modules()):
@@ -724,9 +725,15 @@ class Synchroniser:
         self._covers.uncover()
         self._step_hooks.remove()
         self._job.trainings = [known for known in self._job.trainings if known() not in (None, self)]
-        self.way.close()
+        self._close_way()
         if self._wishes.outer.inside is not None:
             self._wishes.outer.inside.close()
+
+    def _close_way(self) -> None:
+        """Once: afterwards model and optimizer are the program's, and go on without us."""
+        if not self._closed:
+            self._closed = True
+            self.way.close()
 
     # --- a model that is wrapped again ---
 
@@ -759,8 +766,8 @@ class Synchroniser:
 
     def __del__(self) -> None:
         """Nobody closed it, and nobody has it any more: the model may live on, with parameters of its own."""
-        if not sys.is_finalizing() and getattr(self, "_job", None) is not None and self.way.is_collective:
-            self.way.close()
+        if not sys.is_finalizing() and getattr(self, "_closed", None) is False and self.way.is_collective:
+            self._close_way()
 
     # --- workers that come, go and die ---
 

@@ -1,6 +1,7 @@
 """What is trained: a model's parameters that ask for a gradient, and the optimizers that step them."""
 
 import inspect
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,7 +97,7 @@ class Trained:
         """Those that have another dtype or shape than they had."""
         now = _sign(self.everything, (), ())[0]
         pairs = zip(self.everything, self._signature[0], now, strict=True)
-        return [name for (name, _), then, asked in pairs if then[1:] != asked[1:]]
+        return [name for (name, _), then, asked in pairs if then[2:] != asked[2:]]
 
     def has(self, optimizer: torch.optim.Optimizer) -> bool:
         return any(known is optimizer for known in self.optimizers)
@@ -132,6 +133,10 @@ def _hooks_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [hook for hook in around if not getattr(hook, "of_gradtide", False)]
 
 
+# The second says what is under a Python object: `torch.utils.swap_tensors` leaves the object and takes its hooks away.
+_asked = operator.attrgetter("requires_grad", "_cdata", "dtype", "shape")
+
+
 def _sign(
     everything: Sequence[tuple[str, nn.Parameter]],
     modules: Sequence[nn.Module],
@@ -139,7 +144,7 @@ def _sign(
 ) -> list[Any]:
     """What differs when something else is to be trained. Every forward asks, so it takes some microseconds a layer; who
     keeps it keeps the modules and parameters, too, so that no other gets one of their ids."""
-    asked = [(p.requires_grad, p.dtype, p.shape) for _, p in everything]
+    asked = [_asked(p) for _, p in everything]
     parts: list[Any] = []
     for module in modules:
         parts += module._parameters.values()
