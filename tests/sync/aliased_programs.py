@@ -374,6 +374,25 @@ def one_edits_alone(around):
     return train(around, each)
 
 
+def _at_last_alone(change):
+    """On one worker, after the last step: only the comparison in close() is left to see it."""
+
+    def program(around):
+        def each(wrapped, step):
+            if step == STEPS - 1 and around.rank == 1:
+                change(wrapped.module[2].weight.data)
+
+        return train(around, each)
+
+    return program
+
+
+AT_LAST_ALONE = {
+    "negated alone": _at_last_alone(lambda values: values.neg_()),
+    "turned round alone": _at_last_alone(lambda values: values.copy_(values.flip(0).clone())),
+}
+
+
 def keeps_a_gradient(around):
     """What is kept beyond a step can't become whole."""
     grads = []
@@ -406,6 +425,7 @@ def numpy_outlives(around):
 PROGRAMS = {
     **{program.__name__: program for program in (*SHARED, *NOT_SHARED)},
     **EDITS,
+    **AT_LAST_ALONE,
     **{program.__name__: program for program in (one_edits_alone, keeps_a_gradient, numpy_outlives)},
 }
 
