@@ -16,6 +16,7 @@ from torch.nn import functional
 from gradtide.collective import Group
 from gradtide.errors import GradtideError
 from gradtide.sync import Job
+from gradtide.sync.shared import storages
 
 STEPS = 9
 
@@ -205,6 +206,14 @@ def trained_on_without(around):
     return programs.results(model), said
 
 
+def nothing_is_kept_for_nobody(around):
+    """The memory that was shared goes with the sharing, unless somebody may look at it still."""
+    model = net()
+    tensors, said = train(around, model=model)
+    kept_by = [storages._OUTLIVED in vars(p.untyped_storage()) for p in model.parameters()]
+    return [*tensors, torch.tensor(kept_by, dtype=torch.float64)], said
+
+
 SHARED = [
     kept_state_dict,
     polyak_average,
@@ -216,6 +225,7 @@ SHARED = [
     across_a_new_way,
     a_second_training,
     trained_on_without,
+    nothing_is_kept_for_nobody,
 ]
 
 
