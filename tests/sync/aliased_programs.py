@@ -16,6 +16,7 @@ from torch.nn import functional
 from gradtide.collective import Group
 from gradtide.errors import GradtideError
 from gradtide.sync import Job
+from gradtide.sync.shared import storages
 
 STEPS = 9
 
@@ -205,6 +206,14 @@ def trained_on_without(around):
     return programs.results(model), said
 
 
+def nothing_is_kept_for_nobody(around):
+    """The memory that was shared goes with the sharing, unless somebody may look at it still."""
+    model = net()
+    tensors, said = train(around, model=model)
+    kept_by = [storages._OUTLIVED in vars(p.untyped_storage()) for p in model.parameters()]
+    return [*tensors, torch.tensor(kept_by, dtype=torch.float64)], said
+
+
 SHARED = [
     kept_state_dict,
     polyak_average,
@@ -216,6 +225,7 @@ SHARED = [
     across_a_new_way,
     a_second_training,
     trained_on_without,
+    nothing_is_kept_for_nobody,
 ]
 
 
@@ -374,6 +384,25 @@ def one_edits_alone(around):
     return train(around, each)
 
 
+def _at_last_alone(change):
+    """On one worker, after the last step: only the comparison in close() is left to see it."""
+
+    def program(around):
+        def each(wrapped, step):
+            if step == STEPS - 1 and around.rank == 1:
+                change(wrapped.module[2].weight.data)
+
+        return train(around, each)
+
+    return program
+
+
+AT_LAST_ALONE = {
+    "negated alone": _at_last_alone(lambda values: values.neg_()),
+    "turned round alone": _at_last_alone(lambda values: values.copy_(values.flip(0).clone())),
+}
+
+
 def keeps_a_gradient(around):
     """What is kept beyond a step can't become whole."""
     grads = []
@@ -406,6 +435,7 @@ def numpy_outlives(around):
 PROGRAMS = {
     **{program.__name__: program for program in (*SHARED, *NOT_SHARED)},
     **EDITS,
+    **AT_LAST_ALONE,
     **{program.__name__: program for program in (one_edits_alone, keeps_a_gradient, numpy_outlives)},
 }
 

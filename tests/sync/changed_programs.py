@@ -237,6 +237,55 @@ def swapped(around):
     return _changed(around, change)
 
 
+def frozen_before_a_step(around):
+    """Between backward and the step with which sharing begins: it is stepped all the same, and thawed afterwards."""
+    model = net()
+    wrapped = around.wrap(model, sgd(model))
+    for x, y in around.shard(batches(STEPS)):
+        functional.cross_entropy(wrapped(x), y).backward()
+        model[0].requires_grad_(False)
+        wrapped.step()
+        model[0].requires_grad_(True)
+    wrapped.close()
+    return results(model)
+
+
+def critic_frozen_whole(around):
+    """For the generator's steps, as CycleGAN does it."""
+    torch.manual_seed(2)
+    generator, critic = (nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, out)).double() for out in (5, 1))
+    makes, judges = (around.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1)) for model in (generator, critic))
+    for x, _ in around.shard(batches(STEPS)):
+        critic.requires_grad_(True)
+        (judges(x).square().mean() + (judges(makes(x).detach()) - 1).square().mean()).backward()
+        judges.step()
+        critic.requires_grad_(False)
+        judges(makes(x)).square().mean().backward()
+        makes.step()
+    makes.close()
+    judges.close()
+    return [*results(generator), *results(critic)]
+
+
+def clipped_and_complex(around):
+    class Waves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.waves = nn.Parameter(torch.randn(5, 3, dtype=torch.complex128))
+
+        def forward(self, x):
+            return (x.to(torch.complex128) @ self.waves).abs()
+
+    model = Waves()
+    wrapped = around.wrap(model, sgd(model), **({"clip_norm": 1e9} if around.job else {}))
+    for x, y in around.shard(batches(STEPS)):
+        functional.cross_entropy(wrapped(x), y).backward()
+        wrapped.step()
+    wrapped.close()
+    return [torch.view_as_real(model.waves.detach())]
+
+
 def weight_normed(around):
     def change(loop):
         nn.utils.weight_norm(loop.model[2])
@@ -502,6 +551,8 @@ FOLLOWED = (
     assigned,
     assigned_by_the_wrapper,
     swapped,
+    frozen_before_a_step,
+    critic_frozen_whole,
     weight_normed,
     parametrized,
     parametrized_as_it_is,
@@ -522,4 +573,4 @@ FOLLOWED = (
     merged_and_added_later,
 )
 REFUSED = (old_wrapper_used, steps_in_backward, strangers_step_in_backward)
-CHANGED = {program.__name__: program for program in (*FOLLOWED, *REFUSED)}
+CHANGED = {program.__name__: program for program in (*FOLLOWED, *REFUSED, clipped_and_complex)}

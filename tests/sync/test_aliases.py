@@ -68,8 +68,9 @@ def test_nothing_is_shared_where_pytorch_cannot_move_a_storage(monkeypatch):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_edit_of_one_worker_alone_is_found_out_by_all(workers, way):
-    for found in workers.run(aliased_programs.run, 2, training.new_name(), "one_edits_alone", dict(WAYS[way])):
+@pytest.mark.parametrize("program", ["one_edits_alone", *aliased_programs.AT_LAST_ALONE])
+def test_an_edit_of_one_worker_alone_is_found_out_by_all(workers, program, way):
+    for found in workers.run(aliased_programs.run, 2, training.new_name(), program, dict(WAYS[way])):
         assert "is no longer the same on all workers" in found
 
 

@@ -132,3 +132,8 @@ def test_what_shared_memory_makes_right_is_right_without_being_followed(workers,
     options = {"share_parameters": True} if way == "shared" else {}
     found = workers.run(changed_programs.run_unmended, 2, training.new_name(), program, options)
     check(program, "shared", found)
+
+
+def test_complex_parameters_are_compared_where_norms_are(workers):
+    program = "clipped_and_complex"
+    check(program, "auto", workers.run(changed_programs.run, 2, training.new_name(), program, {}))

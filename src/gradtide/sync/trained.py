@@ -79,7 +79,9 @@ class Trained:
         return ""
 
     def is_outdated(self) -> bool:
-        return self._signature != _sign(self.everything, self._modules, self.optimizers)
+        """Not while nothing asks for a gradient: a GAN freezes its critic for the generator's steps."""
+        changed = self._signature != _sign(self.everything, self._modules, self.optimizers)
+        return changed and any(p.requires_grad for p in self.module.parameters())
 
     def left_with_gradients(self) -> list[tuple[str, nn.Parameter]]:
         """Those that the model has no more, that an optimizer has still, and would step."""

@@ -47,13 +47,15 @@ class ParameterStorage:
         if self._is_held:
             self.storage.__dict__[_HOME] = before
 
-    def move_home(self, values: Tensor) -> None:
-        """Puts memory of this process's own with these values under it: the one that was there, if that was kept."""
+    def move_home(self, values: Tensor | None = None) -> None:
+        """Puts memory of this process's own with these values, or those that it has, under it: the one that was there,
+        if that was kept."""
+        held = self._is_held  # before anything here holds it
         home = torch.empty(0, dtype=self.dtype)
         kept = self.storage.__dict__.pop(_HOME, None)
         home = home.resize_(self.count) if kept is None else home.set_(kept)
-        before = self._swap(home.copy_(values))
-        if self._is_held:
+        before = self._swap(home.copy_(self.values if values is None else values))
+        if held:
             self.storage.__dict__.setdefault(_OUTLIVED, []).append(before)
 
     def _swap(self, memory: Tensor) -> torch.UntypedStorage:

@@ -323,7 +323,7 @@ class SharedParameters(InGroup):
         if values is not None:
             self._take_back(values, states)
         for start, storage in self._flat.storages:
-            storage.move_home(storage.values if values is None else values[start : start + storage.count])
+            storage.move_home(None if values is None else values[start : start + storage.count])
         self.show_state()
         optimizer = self._trained.optimizer
         for index, parameter in enumerate(self._trained.parameters):

@@ -1,9 +1,9 @@
 """A net under what ways promise: that all workers have the same parameters.
 
 It looks in the first rounds, in every hundredth, when a worker evaluates or keeps a checkpoint, and at the end: at what
-the module and the optimizers' groups have just then, and not at what anybody noted of them. It compares a sum of each
-parameter's bits. Where workers compute on processors, devices or threads of different kinds, or an optimizer's steps
-are not elementwise, the last bits may differ, so norms and sums are compared to a tolerance.
+the module and the optimizers' groups have just then, and not at what anybody noted of them. It compares a checksum of
+each parameter's bits. Where workers compute on processors, devices or threads of different kinds, or an optimizer's
+steps are not elementwise, the last bits may differ, so norms and sums are compared to a tolerance.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from gradtide.errors import ConfigError
 from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync.state import DIGEST_BYTES, kind_of, told_by
 from gradtide.sync.trained import Trained
-from gradtide.sync.watching.guard import sum_of_bits
+from gradtide.sync.watching.guard import checksum
 from gradtide.sync.ways import Way
 
 __all__ = ["AlikeNet"]
@@ -63,10 +63,10 @@ class AlikeNet:
 
     def look(self, trained: Trained, way: Way, group: Group, *, ends: bool = False) -> None:
         """All ranks do it together. `ends`: their training, so that it is no look of those who go on."""
-        seen = self._see(trained, way)
+        seen = self._see(trained, way, ends)
         exact = all(is_elementwise(optimizer) for optimizer in trained.optimizers) and trained.clip_norm is None
         outline = [f"{one.name}\t{kind_of(one.value)} {one.wrong}" for one in seen]
-        sums = [0 if one.shared or one.wrong else sum_of_bits(one.value) for one in seen]
+        sums = [0 if one.shared or one.wrong else checksum(one.value) for one in seen]
         own = _digest(*outline) + _digest(_machine(seen)) + _digest(*map(str, sums)) + bytes(ends)
         with group.purpose(_AT_THE_END if ends else _IN_TURN):
             told = group.all_gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
@@ -81,8 +81,9 @@ class AlikeNet:
                 lines = [f"{one.name}\t{value}" for one, value in zip(seen, sums, strict=True)]
                 self._refuse(lines, values, group)
 
-    def _see(self, trained: Trained, way: Way) -> list[_Seen]:
-        """What the module and the optimizers have now, and not what was noted of them."""
+    def _see(self, trained: Trained, way: Way, ends: bool) -> list[_Seen]:
+        """What the module and the optimizers have now, and not what was noted of them. At the end no step will come
+        that looks for edits of what is shared."""
         followed = {id(p) for p in trained.parameters}
         everything = dict(trained.module.named_parameters())
         here = {id(p) for p in everything.values()} | {id(p) for _, p in trained.left}
@@ -94,7 +95,7 @@ class AlikeNet:
         for name, value in everything.items():
             if id(value) not in followed and (changes or not value.requires_grad):
                 continue
-            shared = way.has_in_common(value)
+            shared = not ends and way.has_in_common(value)
             wrong = "" if id(value) in followed else "trains, but no worker's gradient of it reaches the others"
             seen.append(_Seen(name, value.detach(), wrong, shared))
         return seen
@@ -130,6 +131,7 @@ def _figures(one: _Seen) -> tuple[float, float, float]:
     if one.shared:
         return 0.0, 0.0, 1.0
     value = one.value.to_dense() if one.value.is_sparse else one.value
+    value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     norm, total = float(torch.linalg.vector_norm(value)), float(value.sum())
     finite = abs(norm) < float("inf")
     return (norm, total, 1.0) if finite else (0.0, 0.0, 0.0)

@@ -7,8 +7,9 @@ The end is a callback of autograd's engine. It is asked for by a hook on the wra
 own hook may run in the inner backward of a reentrant checkpoint, which ends earlier.
 """
 
+import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -46,11 +47,13 @@ class BackwardHooks:
         self._added_to: dict[int, tuple[int, int]] = {}  # those that have hooks of the user's, as they were before
         self._versions: dict[int, tuple[int, int]] = {}  # of gradients that stay here, as backward left them
         self._changed = set[int]()  # those that somebody changed before the next backward added to them
-        self._nodes = [_accumulator(parameter) for parameter in parameters]  # gone if nobody holds them
+        self._nodes: list[Any] = []  # gone if nobody holds them
         self._hooks: list[Any] = []
-        for index, (parameter, node) in enumerate(zip(parameters, self._nodes, strict=True)):
-            self._hooks.append(node.register_prehook(_weakly(self._before, index)))
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(_weakly(self._after, index)))
+        for index, parameter in enumerate(parameters):
+            with _asking(parameter):
+                self._nodes.append(_accumulator(parameter))
+                self._hooks.append(self._nodes[-1].register_prehook(_weakly(self._before, index)))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(_weakly(self._after, index)))
 
     def watch(self, outputs: Any) -> None:
         """What the wrapper's forward returns: a backward that comes through it is seen from its beginning."""
@@ -204,6 +207,15 @@ def _weakly(method: Callable[..., Any], index: int) -> Callable[..., Any]:
         return None if found is None else found(index, *arguments)
 
     return call
+
+
+@contextlib.contextmanager
+def _asking(parameter: nn.Parameter) -> Iterator[None]:
+    """It may have been frozen since its backward: it is watched as those are that may be thawed."""
+    asked = parameter.requires_grad
+    parameter.requires_grad_(True)
+    yield
+    parameter.requires_grad_(asked)
 
 
 def _accumulator(parameter: nn.Parameter) -> Any:

@@ -9,6 +9,7 @@ step it is with them) is kept from the user instead: a change would be dropped w
 """
 
 import operator
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
@@ -20,10 +21,9 @@ from torch import Tensor
 from gradtide.errors import ConfigError
 from gradtide.sync.trained import Trained
 
-__all__ = ["Guard", "HeldState", "LateGuard", "StateKeeper", "Trial", "sum_of_bits"]
+__all__ = ["Guard", "HeldState", "LateGuard", "StateKeeper", "Trial", "checksum"]
 
 _ELEMENTS, _FIRST, _EVERY = 64, 3, 100
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Guard:
@@ -55,7 +55,7 @@ class Guard:
         if self._looks <= _FIRST:
             self._contents[index] = tensor.detach().clone()
         elif self._looks % _EVERY == 0:
-            self._contents[index] = sum_of_bits(tensor)
+            self._contents[index] = checksum(tensor)
         elif index == self._drawn and tensor.numel() and not tensor.is_sparse:
             places = torch.from_numpy((self._random.random(_ELEMENTS) * tensor.numel()).astype(np.int64))
             self._contents[index] = places, _elements(tensor, places)
@@ -86,7 +86,7 @@ class Guard:
             return False
         if isinstance(content, tuple):
             return not _same(_elements(tensor, content[0]), content[1])
-        return sum_of_bits(tensor) != content if isinstance(content, int) else not _same(tensor.detach(), content)
+        return checksum(tensor) != content if isinstance(content, int) else not _same(tensor.detach(), content)
 
     def changed(self, tensors: Sequence[Tensor | None]) -> int | None:
         """The first that is not as it was."""
@@ -202,16 +202,15 @@ def _elements(tensor: Tensor, places: Tensor) -> Tensor:
     return torch.take(tensor.detach(), places)
 
 
-def sum_of_bits(tensor: Tensor) -> int:
-    """Of its bits: one pass over memory, and no copy."""
+def checksum(tensor: Tensor) -> int:
+    """Of its bits, in their order."""
     values = tensor.detach()
     if values.is_sparse:
         values = values.coalesce().values()
-    if not values.is_contiguous() or values.element_size() not in _BITS or values.device.type != "cpu":
+    if values.device.type != "cpu":
         return hash(values.double().sum().item())
-    raw = values.reshape(-1).view(_BITS[values.element_size()]).numpy().view(np.uint8)
-    words = len(raw) // 8 * 8
-    return int(raw[:words].view(np.int64).sum()) + int(raw[words:].sum())
+    as_it_reads = values.resolve_conj().resolve_neg().contiguous()
+    return zlib.crc32(as_it_reads.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
