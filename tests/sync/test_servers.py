@@ -47,16 +47,17 @@ def test_servers_step_with_any_elementwise_optimizer(forks, workers, optimizer):
     assert furthest(run(forks, workers, 2, "bsp", "mlp", optimizer, 10), wanted) < 1e-10
 
 
-def test_an_optimizer_that_servers_stepped_goes_on_once_it_is_given_a_state(forks):
+def test_an_optimizer_whose_training_ended_in_an_error_goes_on_once_it_is_given_a_state(forks):
     net = torch.nn.Linear(3, 1)
     rule = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     with gradtide.local_servers(1, forks=forks) as servers:
         model = gradtide.DataParallel(net, rule, Servers("bsp", servers.address), job=Job())
         model(torch.ones(2, 3)).sum().backward()
         model.step()
-        model.close()
-    with pytest.raises(ConfigError, match="have it no more"):
-        rule.state.clear()
+        model.abandon()
+    for touch in (rule.state.clear, rule.state_dict):
+        with pytest.raises(ConfigError, match="and with it what the servers' optimizers had learnt"):
+            touch()
     rule.load_state_dict(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9).state_dict())
     net(torch.ones(2, 3)).sum().backward()
     rule.step()

@@ -59,7 +59,6 @@ REFUSED = {
     "state_cleared": _no_state,
     "momentum_zeroed": _no_state,
     "state_reloaded": {"servers": HELD},
-    "goes_on_after_close": {"servers": "have it no more"},
     "sparse_sgd": {"shared": _can_not_share},
     "sparse_adam": {"shared": _can_not_share},
 }

@@ -23,6 +23,7 @@ from gradtide.sync import Job, Local, Servers, current_job
 from gradtide.sync.choose import Wishes
 from gradtide.sync.compressed import Compression
 from gradtide.sync.reduce import Reduce
+from gradtide.sync.servers import ServersWay
 from gradtide.sync.synchroniser import Synchroniser
 from gradtide.sync.trained import as_optimizers, find_trained
 from gradtide.timeouts import Timeouts
@@ -215,15 +216,17 @@ class DataParallel(nn.Module):
     def _differences(self) -> list[str]:
         if self._job.size == 1:
             return []
-        found, modules, mode = [], list(self.module.modules()), _mode(self._sync)
+        found, modules, mode, way = [], list(self.module.modules()), _mode(self._sync), self._synchroniser.way
         if any(isinstance(module, nn.modules.batchnorm._NormBase) for module in modules):
             found.append("unlike in one process, batch normalisation sees each worker's own part of a batch")
         if any(map(_draws, modules)):
             found.append("unlike in one process, each worker draws its own dropout masks")
         if self._job.reading:
             found.append(self._job.reading)
-        if mode != "bsp":
+        if mode != "bsp" and not (isinstance(way, ServersWay) and way.workers_step):
             found.append(f"unlike in one process, {mode} steps with values that may be some steps old")
+        if mode == "async":
+            found.append("a worker that closes before others keeps the values of then")
         return found
 
     def close(self) -> None:

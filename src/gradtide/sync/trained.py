@@ -73,6 +73,8 @@ class Trained:
             return f"{name} is in no optimizer, so its gradient is for you"
         if any(_hooks_of(optimizer) for optimizer in self.optimizers):
             return "the optimizer has step hooks"
+        if any(map(_has_own_step, self.optimizers)):
+            return "the program has put a function of its own in place of optimizer.step"
         sparse = [name for name, module in self.module.named_modules() if getattr(module, "sparse", False) is True]
         if sparse:
             return f"{sparse[0]} gives sparse gradients"
@@ -91,8 +93,8 @@ class Trained:
         return [(name, p) for name, p in self.left if p.grad is not None and id(p) in stepped]
 
     def is_rearranged(self) -> bool:
-        """Whether a parameter, a group or a step hook came, went or moved since. (What was frozen since its backward is
-        stepped all the same.)"""
+        """Whether a parameter, a group, a step hook or a step of the program's own came, went or moved since. (What was
+        frozen since its backward is stepped all the same.)"""
         return self._signature[1:] != _sign(self.everything, self._modules, self.optimizers)[1:]
 
     def converted(self) -> list[str]:
@@ -135,6 +137,19 @@ def _hooks_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [hook for hook in around if not getattr(hook, "of_gradtide", False)]
 
 
+def _has_own_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a program put something in place of the step that the optimizer's class has. (Torch's schedulers do so,
+    too, around it.)"""
+    step: Any = vars(optimizer).get("step", type(optimizer).step)
+    while step is not None:
+        function = getattr(step, "__func__", step)
+        module = getattr(function, "__globals__", {}).get("__name__", "")
+        if not module.startswith("torch.") and module not in {kind.__module__ for kind in type(optimizer).__mro__}:
+            return True
+        step = getattr(function, "__wrapped__", None)
+    return False
+
+
 # The second says what is under a Python object: `torch.utils.swap_tensors` leaves the object and takes its hooks away.
 _asked = operator.attrgetter("requires_grad", "_cdata", "dtype", "shape")
 
@@ -152,11 +167,7 @@ def _sign(
         parts += module._parameters.values()
         parts += module._modules.values()
     groups = [list(map(id, group["params"])) for o in optimizers for group in o.param_groups]
-    return [asked, list(map(id, parts)), groups, _count_hooks(optimizers)]
-
-
-def _count_hooks(optimizers: Sequence[torch.optim.Optimizer]) -> list[int]:
-    return [len(_hooks_of(optimizer)) for optimizer in optimizers]
+    return [asked, list(map(id, parts)), groups, [(len(_hooks_of(one)), _has_own_step(one)) for one in optimizers]]
 
 
 def as_optimizers(given: Any) -> tuple[torch.optim.Optimizer, ...]:

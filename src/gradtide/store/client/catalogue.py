@@ -2,7 +2,7 @@
 
 import difflib
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -13,7 +13,9 @@ from gradtide.store.client.operations import Done
 from gradtide.store.client.pending import Pending, raise_if_refused
 from gradtide.store.client.tensors.values import Keys, PieceMap, keys_of, make_piece_map
 from gradtide.store.rules.consistency import show_consistency
-from gradtide.store.wire.messages import KeyInfo, UpdateRule, Version
+from gradtide.store.rules.published import split_beside
+from gradtide.store.wire.messages import KeyInfo, KeySpec, UpdateRule, Version
+from gradtide.store.wire.placement import beside
 
 __all__ = ["Catalogue", "Info"]
 
@@ -101,6 +103,26 @@ class Catalogue:
         specs = [info.spec for infos in self.listed(keys[0] if len(keys) == 1 else "") for info in infos]
         wanted, text = set(keys), text_of_tag(tag)
         return {s.key: s.compress for s in specs if s.key in wanted and text_of_tag(s.compress) == text}
+
+    def beside(self, keys: Collection[str]) -> dict[str, dict[str, KeySpec]]:
+        """What the rules of these keys keep beside their values, by name: what it is pulled by, and what it is like."""
+        found: dict[str, dict[str, KeySpec]] = {key: {} for key in keys}
+        for info in (info for infos in self.listed("") for info in infos if info.spec.key in found):
+            for name, slot in split_beside(info.beside)[0].items():
+                shape = () if slot.scalar else info.spec.shape
+                spec = KeySpec(beside(info.spec.key, name), shape, slot.dtype, UpdateRule("assign"))
+                found[info.spec.key].setdefault(name, spec)
+        return found
+
+    def know(self, specs: Iterable[KeySpec]) -> None:
+        """What can be pulled by these names, too."""
+        with self._engine.lock:
+            for spec in specs:
+                self._session.learn(spec)
+
+    def spec(self, key: str) -> KeySpec:
+        self.piece_map(key, None)
+        return self._session.specs[key]
 
     def info(self, key: str) -> Info:
         listed = [info for infos in self.listed(key) for info in infos if info.spec.key == key]

@@ -44,10 +44,11 @@ from gradtide.store.client.tensors.values import (
 )
 from gradtide.store.rules.codecs import check_compress, encoded_bytes, has_older, tag_of
 from gradtide.store.rules.consistency import parse_consistency
-from gradtide.store.rules.tensors import bytes_of, dtype_name
+from gradtide.store.rules.tensors import DTYPES, bytes_of, dtype_name
 from gradtide.store.rules.updates import is_optimizer, plain_argument
 from gradtide.store.wire.coordinators import parse_coordinators
 from gradtide.store.wire.messages import NO_WORKER, KeySpec, Member, Source, Table, UpdateRule, Version, new_token
+from gradtide.store.wire.placement import beside
 from gradtide.timeouts import Timeouts, default_timeouts
 from gradtide.transport.keys import read_credentials
 
@@ -242,6 +243,27 @@ class Store:
             lambda now_s: self._session.pull(piece_map.layout, now_s=now_s, at_least=at_least),
         )
         return handle.wait() if wait else self._in_background(handle)
+
+    def pull_now(self, named: Mapping[str, Tensor]) -> None:
+        """The values as they are when this is asked, into these tensors: outside of rounds, and exact where workers are
+        given less of them, since their key is compressed."""
+        specs = {key: self._catalogue.spec(key) for key in named}
+        told = {key: KeySpec(beside(key), spec.shape, spec.dtype, UpdateRule("assign")) for key, spec in specs.items()}
+        self._catalogue.know(told.values())
+        self.pull({told[key].key: tensor for key, tensor in named.items()})
+
+    def optimizer_state(self, keys: Collection[str]) -> dict[str, dict[str, Tensor]]:
+        """What the servers' optimizers keep of these keys, by torch's own names; nothing where none has taken a step.
+        In rounds it is of the last one that is closed: ask between two steps."""
+        found = self._catalogue.beside(keys)
+        told = [spec for states in found.values() for spec in states.values()]
+        self._catalogue.know(told)
+        if not told:
+            return {}
+        values = self.pull({spec.key: torch.empty(spec.shape, dtype=DTYPES[spec.dtype]) for spec in told})
+        return {
+            key: {name: values[spec.key] for name, spec in states.items()} for key, states in found.items() if states
+        }
 
     def push_pull(
         self,

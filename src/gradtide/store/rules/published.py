@@ -10,6 +10,7 @@ What is not finite can't be encoded: of such a round the values themselves are k
 """
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from gradtide.store.wire.messages import KeySpec
 
 __all__ = ["Published", "publishes", "split_beside"]
 
+T = TypeVar("T")
 _NAME = "published"
 _BEFORE, _RESIDUAL, _AS_IT_IS = f"{_NAME} before", f"{_NAME} residual", f"{_NAME} as it is"
 _ROUND, _WHOLE = f"{_NAME} round ", f"{_NAME} whole "
@@ -154,7 +156,7 @@ def publishes(spec: KeySpec, value: Callable[[], Tensor]) -> Published | None:
     return Published(spec, codec, value) if codec is not None else None
 
 
-def split_beside(beside: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def split_beside(beside: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
     """What a rule keeps beside a value, and what belongs to its published rounds."""
     of_rule = {name: value for name, value in beside.items() if not name.startswith(_NAME)}
     return of_rule, {name: value for name, value in beside.items() if name.startswith(_NAME)}

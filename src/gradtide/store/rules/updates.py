@@ -200,7 +200,7 @@ class TorchArithmetic:
         return value.numel()
 
     def part(self, value: Tensor, start: int, count: int) -> Tensor:
-        return value[start : start + count]
+        return value.reshape(-1)[start : start + count]
 
     def restore(
         self, spec: KeySpec, value: Tensor, arguments: Arguments, beside: Mapping[str, Tensor]

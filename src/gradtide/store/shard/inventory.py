@@ -23,7 +23,7 @@ def list_keys(shards: Iterable[Shard[Any]], prefix: str) -> tuple[KeyInfo, ...]:
 
 
 def _describe_key(key: str, places: list[tuple[int, Shard[Any]]]) -> KeyInfo:
-    blocks = [shard.blocks[key, block] for block, shard in places]
+    blocks, shard = [shard.blocks[key, block] for block, shard in places], places[0][1]
     return KeyInfo(
         spec=blocks[0].spec,
         blocks=tuple(block for block, _ in places),
@@ -31,6 +31,7 @@ def _describe_key(key: str, places: list[tuple[int, Shard[Any]]]) -> KeyInfo:
         size_bytes=sum(block.size_bytes for block in blocks),
         version=max(shard.version for _, shard in places),
         round=min(block.closed for block in blocks),
+        beside={name: shard.arithmetic.slot(value) for name, value in blocks[0].state.beside().items()},
     )
 
 

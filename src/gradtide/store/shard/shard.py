@@ -49,6 +49,7 @@ from gradtide.store.wire.messages import (
     Updated,
     Version,
 )
+from gradtide.store.wire.placement import key_of
 
 if TYPE_CHECKING:
     from gradtide.store.shard.cut import Cut
@@ -321,7 +322,7 @@ class Shard(Generic[V]):
         if unseen or request.decree > self.decree:
             return None, []
         try:
-            blocks = [self._find(piece, request.client) for piece in event.part.pieces]
+            blocks = [self._find_beside(piece, request.client) for piece in event.part.pieces]
             touched = self._come_by(event)
         except Refusal as refusal:
             return self._refuse(request, refusal), []
@@ -347,7 +348,7 @@ class Shard(Generic[V]):
         request, touched = event.request, list[tuple[str, int]]()
         if request.round == 0:
             return touched
-        names = [(piece.key, piece.block) for piece in event.part.pieces]
+        names = [(piece.key, piece.block) for piece in event.part.pieces if key_of(piece.key)[1] is None]
         in_rounds = [name for name in names if self.blocks[name].spec.delay is not None]
         if in_rounds:
             self._membership(request)
@@ -452,7 +453,9 @@ class Shard(Generic[V]):
 
     def _value(self, piece: Piece, pull: Pull | None = None) -> V:
         """What is there; or what the pull of a worker is given, in the rounds of a key that is compressed."""
-        block = self.blocks[piece.key, piece.block]
+        block = self.blocks.get((piece.key, piece.block))
+        if block is None:
+            return self._beside(piece)
         published = block.state.published if pull is not None and pull.round else None
         if pull is not None and piece.encoded:
             if published is None or self._begins(pull) or not published.has_encoded(block.given(pull.round)):
@@ -461,6 +464,13 @@ class Shard(Generic[V]):
         value = block.state.value() if pull is None or published is None else published.whole(block.given(pull.round))
         whole = piece.start == 0 and piece.count == block.elements
         return value if whole else self.arithmetic.part(value, piece.start, piece.count)
+
+    def _beside(self, piece: Piece) -> V:
+        """What is there, in rounds and compressed or not; or what the rule keeps beside it."""
+        key, name = key_of(piece.key)
+        state = self.blocks[key, piece.block].state
+        value = state.beside()[name] if name else state.value()
+        return self.arithmetic.part(value, piece.start, piece.count)
 
     def _begins(self, pull: Pull) -> bool:
         """Whether it is a worker's first step, or one before: until now it was given what was there, of whichever
@@ -474,6 +484,17 @@ class Shard(Generic[V]):
             raise refusals.unknown_key(piece.key, client)
         if piece.start + piece.count > block.elements:
             raise refusals.beyond_block(piece, block.elements, client)
+        return block
+
+    def _find_beside(self, piece: Piece, client: str) -> Block[V]:
+        """The block whose value is read, or what is beside it."""
+        key, name = key_of(piece.key)
+        block = self.blocks.get((key, piece.block))
+        if name is None or (piece.key, piece.block) in self.blocks or block is None:
+            return self._find(piece, client)
+        value = block.state.beside().get(name) if name else block.state.value()
+        if value is None or piece.encoded or piece.start + piece.count > self.arithmetic.count(value):
+            raise refusals.unknown_key(piece.key, client)
         return block
 
     def _refuse(self, request: Init | Push | Pull | Configure, refusal: Refusal) -> Answer[V]:

@@ -11,7 +11,20 @@ neighbours are kept apart, but the turn is no longer perfect.
 
 from zlib import crc32
 
-__all__ = ["BLOCK_BYTES", "SHARDS", "block_count", "block_elements", "block_span", "deal", "key_hash", "shard_of"]
+__all__ = [
+    "BLOCK_BYTES",
+    "SHARDS",
+    "beside",
+    "block_count",
+    "block_elements",
+    "block_span",
+    "deal",
+    "key_hash",
+    "key_of",
+    "shard_of",
+]
+
+_BESIDE = "\0beside\0"
 
 SHARDS = 1024
 BLOCK_BYTES = 4 << 20
@@ -24,7 +37,18 @@ def key_hash(key: str) -> int:
 
 def shard_of(key: str, block: int) -> int:
     """The shard that block number `block` of a key belongs to."""
-    return (key_hash(key) + block) % SHARDS
+    return (key_hash(key_of(key)[0]) + block) % SHARDS
+
+
+def beside(key: str, name: str = "") -> str:
+    """What is pulled to read, outside of rounds, what the rule of a key keeps by this name; without one, the value."""
+    return f"{key}{_BESIDE}{name}"
+
+
+def key_of(pulled: str) -> tuple[str, str | None]:
+    """The key, and what beside it; None: nothing, it is a key."""
+    key, mark, name = pulled.partition(_BESIDE)
+    return key, name if mark else None
 
 
 def block_elements(item_bytes: int) -> int:

@@ -10,7 +10,7 @@ from gradtide.sync.servers.smaller import Smaller
 from gradtide.sync.state import DIGEST_BYTES, Options
 from gradtide.sync.trained import Trained
 
-__all__ = ["Averages"]
+__all__ = ["Averages", "as_real"]
 
 # Keys beside those of parameters and buffers.
 _USED, _SPARSE = "which parameters have a gradient, and norms", "which rows have a gradient: "
@@ -27,7 +27,8 @@ class Averages:
         self._sparse = _find_sparse(trained)
         self._norms: Tensor | None = None  # of the parameters, as this worker told of them in this round
         smaller.follow(trained, key, never=[trained.names[index] for index in self._sparse])
-        self.room = {key(n): torch.zeros_like(p) for n, p in zip(trained.names, trained.parameters, strict=True)}
+        named = zip(trained.names, trained.parameters, strict=True)
+        self.room = {key(name): torch.zeros_like(as_real(parameter)) for name, parameter in named}
         self.room[self._used] = torch.zeros(3 * len(trained.parameters) + DIGEST_BYTES + 1)
         for index in self._sparse:
             self.room[key(_SPARSE + trained.names[index])] = torch.zeros(trained.parameters[index].shape[0])
@@ -65,7 +66,8 @@ class Averages:
                 rows = self.room[self._key(_SPARSE + name)].nonzero().flatten()
                 parameter.grad = torch.sparse_coo_tensor(rows[None], gradient[rows], parameter.shape).coalesce()
             else:
-                parameter.grad = self._smaller.with_carried(self._key(name), gradient.clone())
+                whole = self._smaller.with_carried(self._key(name), gradient.clone())
+                parameter.grad = torch.view_as_complex(whole) if parameter.is_complex() else whole
         return bool(late)
 
     def _check_options(self, mean: Tensor) -> None:
@@ -88,6 +90,11 @@ class Averages:
                 f"{self._trained.names[int(same.long().argmin())]} is no longer the same on all workers: the program "
                 "changes it on one alone, or by its own part of a batch; change parameters alike on all"
             )
+
+
+def as_real(tensor: Tensor) -> Tensor:
+    """Servers know no complex numbers: they get their real and imaginary parts, in the same memory."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _find_sparse(trained: Trained) -> list[int]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from gradtide.errors import ConfigError, PeerTimeout
 from gradtide.store import Store
 from gradtide.sync.job import Job
+from gradtide.sync.servers.averages import as_real
 from gradtide.sync.servers.settings import Servers
 from gradtide.sync.state import difference, outline
 from gradtide.sync.trained import Trained
@@ -64,7 +65,7 @@ class Lodging:
         since the keys are of gradients. Returns whether this worker came later.
         """
         named = trained.everything if whole else [(n, p) for n, p in trained.everything if self.key(n) not in keys]
-        values = {self.key(_VALUE + name): parameter.detach() for name, parameter in named}
+        values = {self.key(_VALUE + name): as_real(parameter.detach()) for name, parameter in named}
         if self._number == 0:
             self._make([*outline(trained), *said], keys, rule_of, {**loose, **values}, values if whole else {})
         self.wait_for([self.key(_OUTLINE), self.key(_FIRST_ROUND)])
@@ -139,6 +140,13 @@ class Lodging:
         for key, value in keys.items():
             if key not in there:
                 self._store.init(key, value, update=rule_of(key), compress=self.compress_of(key))
+
+    def make_loose(self, loose: Mapping[str, Tensor]) -> None:
+        """Keys that hold what was assigned last."""
+        there = set(self._store.keys())
+        missing = {key: value for key, value in loose.items() if key not in there}
+        if missing:
+            self._store.init(missing, consistency="async")
 
     def _compare(self, own: Sequence[str]) -> None:
         """What worker 0 has built must be what this one has."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradtide.store import Store, update
 from gradtide.store.rules.updates import is_elementwise, plain_argument
@@ -74,11 +75,31 @@ def why_servers_cannot_step(trained: Trained) -> str:
     """Nothing if they can."""
     if trained.why_workers_step:
         return "norm clipping" if trained.clip_norm is not None else trained.why_workers_step
+    if found := _find_overlap(trained):
+        return f"{found[0]} and {found[1]} lie in the same memory"
     if not is_elementwise(trained.optimizer):
         return f"{type(trained.optimizer).__name__}, which is not elementwise"
     if type(trained.optimizer).__name__ in _KEEPS_SCALARS and torch.get_default_dtype() is torch.float64:
         return f"{type(trained.optimizer).__name__}, of whose state some is float64 by default here, and float32 there"
     return ""
+
+
+def _find_overlap(trained: Trained) -> tuple[str, str] | None:
+    """What a step of one would change of the other, if that were not a key of its own on the servers."""
+    named = [*zip(trained.names, trained.parameters, strict=True), *trained.buffers]
+    spans = sorted((*_span(tensor), name) for name, tensor in named if tensor.numel() and not tensor.is_sparse)
+    end, last = 0, ""
+    for begin, until, name in spans:
+        if begin < end:
+            return last, name
+        end, last = until, name
+    return None
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """From the first byte to the last."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
 
 
 def _arguments(kind: type[torch.optim.Optimizer], group: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,8 +55,9 @@ class Smaller:
         """Other parameters are trained from now on. `never`: those that go as they are."""
         self._trained, self._key = trained, key
         self._now = ResidualRates(trained)
-        self._keys = {key(name) for name in trained.names if name not in never} if self else set()
-        named = zip(map(key, trained.names), trained.parameters, strict=True)
+        named = [*zip(map(key, trained.names), trained.parameters, strict=True)]
+        not_complex = {key for key, parameter in named if not parameter.is_complex()}
+        self._keys = not_complex - {key(name) for name in never} if self else set()
         self.sent_bytes = sum(_bytes(key, parameter, self.codec_of(key)) for key, parameter in named)  # one way, a step
 
     def codec_of(self, key: str) -> str:
@@ -231,6 +232,7 @@ class Smaller:
 
 
 def _bytes(key: str, parameter: torch.nn.Parameter, codec: str) -> int:
-    dtype = str(parameter.dtype).removeprefix("torch.")
-    spec = KeySpec(key, tuple(parameter.shape), dtype, UpdateRule("mean"), 0, compress=tag_of(codec))
+    parts = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+    dtype = str(parts.dtype).removeprefix("torch.")
+    spec = KeySpec(key, tuple(parts.shape), dtype, UpdateRule("mean"), 0, compress=tag_of(codec))
     return sum(piece.size_bytes for piece in pieces_of(spec, None, encoded_bytes))

@@ -10,10 +10,11 @@ import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradtide.compress import Compress
 from gradtide.errors import Closed, ConfigError
@@ -24,10 +25,11 @@ from gradtide.store import update
 from gradtide.sync.buckets import Buckets
 from gradtide.sync.job import Job
 from gradtide.sync.servers.attendance import Attendance, find_address
-from gradtide.sync.servers.averages import Averages
+from gradtide.sync.servers.averages import Averages, as_real
 from gradtide.sync.servers.options import ToldOptions, why_servers_cannot_step
 from gradtide.sync.servers.settings import Servers
 from gradtide.sync.servers.smaller import Smaller
+from gradtide.sync.state import kind_of
 from gradtide.sync.trained import Trained, has_stepped
 from gradtide.sync.watching.guard import Guard, LateGuard, StateKeeper
 from gradtide.sync.ways import EveryStep
@@ -56,7 +58,7 @@ class ServersWay(EveryStep):
         compress: Compress | None = None,
     ) -> None:
         self._emit = emit
-        self._job, self._overlap, self._mode = job, overlap, servers.mode
+        self._job, self._overlap = job, overlap
         address = find_address(job, servers)
         why = "share_parameters=False" if workers_step else why_servers_cannot_step(trained)
         if not why and has_stepped(trained.optimizer):
@@ -65,18 +67,25 @@ class ServersWay(EveryStep):
         self.holds_values = self.servers_step  # of what is trained, so that workers begin alike with new keys
         if why and servers.mode == "async":
             raise ConfigError(
-                f"in async every push is an update, so the servers must step, and they can't with {why}; use 'bsp' or "
-                "'bounded:2'"
+                f"in async every push is an update, so the servers must step, and they can't with {why}; use 'bsp'"
             )
-        who = f"the workers step ({why})" if why else "the servers step"
+        waits = ", so that each step waits for its round, as in bsp" if why and servers.mode != "bsp" else ""
+        who = f"the workers step ({why}){waits}" if why else "the servers step"
         self.reason = f"servers at {address}, {servers.mode}; {who}"
+        servers = replace(servers, mode="bsp") if waits else servers  # all must step with the same gradients
+        self._mode = servers.mode
         self.led = job.rank == 0  # whether it was the first worker in the last round that was pushed for
         self._calm, self._fired, self._hook = 0, set[int](), None
         self._keeper: StateKeeper | None = None
         self._pushed = False  # something, so that the servers may have stepped
+        self._brought_home = False  # whether the optimizer's state, and the newest values, are here
         self._told = False  # whether the servers know the options of this step
         self._weighed: float | None = None  # what weigh() said for this step
+        self._shown: list[tuple[Tensor, int]] = []  # of the state that the user saw last, and the versions
+        self._known_buffers = set[str]()  # the keys that are there
+        self._first_like: dict[str, tuple[torch.dtype, torch.Size]] = {}  # what a buffer was like at first, by name
         self._told_epoch = -1  # of the table by which it was told what goes to which server
+        self._named: dict[int, tuple[str, nn.Parameter]] = {}  # by id: what a key is called after, for good
         self._attendance = Attendance(job, servers, address)
         self.store, self._lodging = self._attendance.store, self._attendance.lodging
         in_rounds = self._mode != "async"
@@ -98,7 +107,7 @@ class ServersWay(EveryStep):
         atexit.register(self._end)
         if self.servers_step:
             self._hook = trained.optimizer.register_load_state_dict_pre_hook(_refuse_state)
-            self._keeper = StateKeeper(trained.optimizer, _HELD)
+            self._keeper = StateKeeper(trained.optimizer, _HELD, self._show_state)
 
     def _end(self) -> None:
         """A script that ends well without model.close() has sent its last gradients too."""
@@ -108,8 +117,8 @@ class ServersWay(EveryStep):
             self.store.close()
 
     def _lay_out(self, trained: Trained) -> None:
-        self._trained = trained
-        self._values = {self._key(n): p.detach() for n, p in zip(trained.names, trained.parameters, strict=True)}
+        self._trained = trained = self._with_first_names(trained)
+        self._place_values()
         if self.workers_step:
             self._averages = Averages(trained, self._key, self.smaller, in_step=self._mode == "bsp")
         else:
@@ -121,8 +130,22 @@ class ServersWay(EveryStep):
         self._late_guard = LateGuard(trained)
         self._weights = [0.0] * len(trained.parameters)  # what those that are ready count
 
+    def _with_first_names(self, trained: Trained) -> Trained:
+        """A parameter that gets another name (pruning does that) keeps its key, and what servers know of it."""
+        for name, parameter in zip(trained.names, trained.parameters, strict=True):
+            self._named.setdefault(id(parameter), (name, parameter))
+        return replace(trained, names=[self._named[id(parameter)][0] for parameter in trained.parameters])
+
+    def _place_values(self) -> None:
+        """Where values are pulled to: into the parameters' own memory."""
+        named = zip(self._trained.names, self._trained.parameters, strict=True)
+        self._values = {self._key(name): as_real(parameter.detach()) for name, parameter in named}
+        self._places = [parameter.data_ptr() for parameter in self._trained.parameters]
+
     def follow(self, trained: Trained) -> None:
         """Some parameters are trained from now on that were not, or the other way round."""
+        if self.servers_step and (why := why_servers_cannot_step(trained)):
+            raise ConfigError(f"the servers step, and can't go on: {why}; {_ANEW}")
         if self._buckets.left:
             raise ConfigError(
                 "other parameters are to be trained now (frozen, unfrozen, added), but gradients have left for this "
@@ -134,10 +157,6 @@ class ServersWay(EveryStep):
             handle.wait()
         self._waiting.clear()
         before, weighed = dict(self._values), self._weighed  # which is said before forward, where this is called
-        if self.servers_step and why_servers_cannot_step(trained):
-            raise ConfigError(
-                f"the servers step, and can't go on: {why_servers_cannot_step(trained)}; make the model anew"
-            )
         self._lay_out(trained)
         if self._job.rank == 0:  # whoever is the first now
             self._lodging.make_keys(self._values if self.servers_step else self._averages.room, self._rule)
@@ -182,7 +201,7 @@ class ServersWay(EveryStep):
             if gradient is None:
                 gradient, counts = torch.zeros_like(parameters[index]), -counts if self.servers_step else counts
             alike = by_weight.setdefault((counts, self.smaller.goes_whole(index)), {})
-            alike[self._key(names[index])] = _dense(gradient)
+            alike[self._key(names[index])] = as_real(_dense(gradient))
         self._emit(PushBegan(self._attendance.round, self.store.sequence))
         for (counts, whole), named in by_weight.items():
             self._waiting.append(self.store.push(named, weight=counts, whole=whole))
@@ -215,6 +234,7 @@ class ServersWay(EveryStep):
 
     def step(self, weights: Sequence[float]) -> None:
         self._check_edits()
+        self._forget_shown()
         if self._buckets.left and self._options.outdated:
             raise ConfigError(
                 "an option of the optimizer was changed between backward and step, when gradients had left for the "
@@ -246,12 +266,22 @@ class ServersWay(EveryStep):
         self._check_values()
 
     def _check_values(self) -> None:
+        if [parameter.data_ptr() for parameter in self._trained.parameters] != self._places:
+            self._follow_memory()
         edited = self._values_seen.changed(self._trained.parameters)
         if edited is not None:
-            raise ConfigError(
-                f"{self._trained.names[edited]} was changed, but the servers hold it and step it; make the model with "
-                "share_parameters=False, and each worker does"
-            )
+            raise ConfigError(_CHANGED.format(self._trained.names[edited]))
+
+    def _follow_memory(self) -> None:
+        """A parameter lies elsewhere now (`parameter.data = other`), with the values that it had."""
+        if why := why_servers_cannot_step(self._trained):
+            raise ConfigError(f"the servers step, and can't go on: {why}; {_ANEW}")
+        before = self._values
+        self._place_values()
+        for name, key in zip(self._trained.names, before, strict=True):
+            if not torch.equal(before[key], self._values[key]):
+                raise ConfigError(_CHANGED.format(name))
+        self._values_seen.remember_all(self._trained.parameters)
 
     @contextmanager
     def edit(self) -> Iterator[None]:
@@ -328,15 +358,32 @@ class ServersWay(EveryStep):
     def _buffers(self, round_: int) -> dict[str, Tensor]:
         """In bsp rounds take turns with two keys for each buffer: when one is written again, everybody has read it."""
         turn = " of odd rounds" if self._mode == "bsp" and round_ % 2 else ""
-        return {self._key(f"buffer {name}{turn}"): buffer for name, buffer in self._trained.buffers}
+        return {self._key(f"buffer {self._label(n, b)}{turn}"): as_real(b) for n, b in self._trained.buffers}
+
+    def _label(self, name: str, buffer: Tensor) -> str:
+        """A buffer that got another shape has another key."""
+        like = buffer.dtype, buffer.shape
+        return name if self._first_like.setdefault(name, like) == like else f"{name}, {kind_of(buffer)}"
+
+    def _shared_buffers(self, round_: int) -> dict[str, Tensor]:
+        """Those of a round. The program may have added some, which the first worker makes keys of."""
+        buffers = self._buffers(round_)
+        if not buffers.keys() <= self._known_buffers:
+            keys = {**self._buffers(0), **self._buffers(1)}
+            if self.led:
+                self._lodging.make_loose(keys)
+            self._lodging.wait_for(list(keys))
+            self._known_buffers |= keys.keys()
+        return buffers
 
     def share_buffers(self, root: int = 0) -> None:
-        """In bsp those of the first worker are there before the round can close. Otherwise they are the newest."""
-        buffers = self._buffers(self._attendance.round)
+        """In rounds those of the first worker are there before the round can close; in bounded a later round's may
+        be. In async they are the newest."""
+        buffers = self._shared_buffers(self._attendance.round)
         if not buffers:
             return
         if self.led:
-            if self._mode != "bsp":
+            if self._mode == "async":
                 self.store.push(buffers, wait=True)
         else:
             self.store.pull(buffers)
@@ -349,6 +396,7 @@ class ServersWay(EveryStep):
     def _move_in(self) -> None:
         """Every worker begins with what worker 0 has, or with what is there."""
         trained, loose = self._trained, {**self._buffers(0), **self._buffers(1)}
+        self._known_buffers |= loose.keys()
         if self._attendance.number == 0 and self._buffers(0).keys() <= set(self.store.keys()) and trained.buffers:
             self.store.pull(self._buffers(0))  # of a checkpoint that was made when there was one key for each
         keys = self._values if self.servers_step else self._averages.room
@@ -379,9 +427,9 @@ class ServersWay(EveryStep):
         if self._told:
             return
         self._attendance.check_all_go_on(self.store.step)
-        self._pushed = True
+        self._pushed, self._brought_home = True, False
         self._told, self._attendance.round, self.led = True, self.store.step, self._job.rank == 0
-        if self.led and self._mode == "bsp" and (buffers := self._buffers(self._attendance.round)):
+        if self.led and self._mode != "async" and (buffers := self._shared_buffers(self._attendance.round)):
             self.store.push(buffers, wait=True)
         if self.servers_step:
             self._options.tell()
@@ -416,14 +464,53 @@ class ServersWay(EveryStep):
             handle.wait(self._job.timeout_s)
         if self._mode == "async":
             self.store.flush_residuals()
+        self._take_home()
         if announced and self._job.elastic is None:
             self._attendance.wait_until_end_is_known()
             if self._pushed:  # else it has taken no step that others could have missed
                 self._attendance.check_all_go_on(self._attendance.round)
 
+    def _take_home(self) -> None:
+        """What servers have by now. All rounds that this worker was in are closed: in rounds, all workers that took as
+        many steps get the same."""
+        if not self.servers_step or not self._pushed or self._told:  # within a step there is nothing whole to take
+            return
+        if self._mode != "bsp":  # where the last step has them
+            self.store.pull_now({**self._values, **self._buffers(self._attendance.round)})
+            self._values_seen.remember_all(self._trained.parameters)
+        if self._keeper is not None:
+            self._keeper.fill()
+        self._brought_home = True
+
+    def _show_state(self) -> None:
+        """Fills the optimizer's state with what the servers' optimizers have learnt."""
+        if self._told:
+            raise ConfigError(
+                "the optimizer's state is the servers', and gradients have left for the next step already; call "
+                "state_dict() before backward or after step(), or make the model with overlap=False"
+            )
+        learnt = self.store.optimizer_state({self._key(name) for name, _ in self._named.values()})
+        states: dict[Tensor, dict[str, Tensor]] = {}
+        for name, parameter in self._named.values():
+            if (state := learnt.get(self._key(name))) is not None:
+                states[parameter] = {name: _as_state_of(parameter, value) for name, value in state.items()}
+        own = self._trained.optimizer.state
+        own.clear()
+        own.update(states)
+        self._shown = [(value, value._version) for state in states.values() for value in state.values()]
+
+    def _forget_shown(self) -> None:
+        """What a state_dict has are copies, and a change of one would be dropped."""
+        shown, self._shown = self._shown, []
+        if any(value._version != version for value, version in shown):
+            raise ConfigError(_HELD)
+        if shown and self._keeper is not None:
+            self._keeper.forget()
+
     def _let_go_of_state(self, keeper: StateKeeper) -> None:
-        """What the optimizer has learnt stays with the servers: it can't go on as if it had learnt nothing."""
-        if self._pushed and not _is_stateless(self._trained.optimizer):
+        """What the optimizer has learnt stays with the servers, after a failure: it can't go on as if it had learnt
+        nothing."""
+        if self._pushed and not self._brought_home and not _is_stateless(self._trained.optimizer):
             keeper.lose(_LOST)
         else:
             keeper.give_back()
@@ -449,14 +536,26 @@ def _refuse_state(optimizer: Any, state: Any) -> None:
     )
 
 
+_CHANGED = (
+    "{} was changed, but the servers hold it and step it; make the model with share_parameters=False, and each worker "
+    "does"
+)
+_ANEW = "close() the wrapper and wrap the model again, with Servers(..., name='another')"
 _LOST = (
-    "the servers held this optimizer's state, and have it no more; make a new optimizer to begin without, or make the "
-    "model with share_parameters=False, and each worker steps"
+    "this training ended within a step, or in an error, and with it what the servers' optimizers had learnt; make a "
+    "new optimizer, or load a state_dict() that was saved before"
 )
 _HELD = (
-    "the servers hold the optimizer's state, and no worker can read or change it; make the model with "
+    "the servers hold the optimizer's state: read it by optimizer.state_dict(); to change it, make the model with "
     "share_parameters=False, and each worker steps"
 )
+
+
+def _as_state_of(parameter: nn.Parameter, value: Tensor) -> Tensor:
+    """As torch's optimizer would have it."""
+    if parameter.is_complex() and value.dim() == parameter.dim() + 1:
+        value = torch.view_as_complex(value)
+    return value.to(parameter.device) if value.shape == parameter.shape else value
 
 
 def _dense(gradient: Tensor) -> Tensor:

@@ -172,7 +172,11 @@ class StateKeeper:
 
     def _before_saving(self) -> None:
         self._optimizer.state = self._own
-        self._show()
+        try:
+            self._show()
+        except BaseException:
+            self._hold()
+            raise
 
     def _after_loading(self) -> None:
         self._own = self._optimizer.state
@@ -182,6 +186,15 @@ class StateKeeper:
             self._loaded()
             self._hold()
 
+    def fill(self) -> None:
+        """Its own state becomes what it would be saved as now."""
+        self._before_saving()
+        self._hold()
+
+    def forget(self) -> None:
+        """It will be filled anew before it is looked at."""
+        self._own.clear()
+
     def give_back(self) -> None:
         """The optimizer has its own state again."""
         for hook in self._hooks:
@@ -190,7 +203,11 @@ class StateKeeper:
 
     def lose(self, refusal: str) -> None:
         """Nobody has it any more, until another one is loaded."""
-        self._held, self._lost = HeldState(refusal), True
+
+        def refuse() -> NoReturn:
+            raise ConfigError(refusal)
+
+        self._held, self._lost, self._show = HeldState(refusal), True, refuse
         self._hold()
 
 

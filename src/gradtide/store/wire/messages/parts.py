@@ -43,6 +43,15 @@ class KeySpec(Wire, frozen=True):
     compress: str = ""  # how its values are made smaller on their way, as Compress says it; "": not at all
 
 
+class Slot(Wire, frozen=True):
+    """A value whose key does not say what it is like: one that follows a message between servers, or lies beside a
+    block's own."""
+
+    dtype: str
+    count: int
+    scalar: bool = False  # a number rather than a row of one
+
+
 class Piece(Wire, frozen=True):
     """`count` elements from `start` (within the block) of one block of a key."""
 

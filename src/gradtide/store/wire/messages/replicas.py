@@ -1,17 +1,9 @@
 """Between servers: what a replica is told, and what it answers."""
 
-from gradtide.store.wire.messages.parts import Argument, KeySpec, Version, Wire
+from gradtide.store.wire.messages.parts import Argument, KeySpec, Slot, Version, Wire
 from gradtide.store.wire.messages.requests import Pushed, Refused
 
 # --- between servers ---
-
-
-class Slot(Wire, frozen=True):
-    """A value that follows a message between servers."""
-
-    dtype: str
-    count: int
-    scalar: bool = False  # a number rather than a row of one
 
 
 class Created(Wire, frozen=True, tag=1):

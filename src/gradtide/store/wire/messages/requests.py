@@ -2,8 +2,10 @@
 
 from typing import Literal
 
+from msgspec import field
+
 from gradtide.checkpoint.entries import FileEntry, ShardEntry
-from gradtide.store.wire.messages.parts import NO_WORKER, Argument, KeySpec, Part, Version, Wire
+from gradtide.store.wire.messages.parts import NO_WORKER, Argument, KeySpec, Part, Slot, Version, Wire
 
 # --- client to server ---
 
@@ -181,6 +183,9 @@ class KeyInfo(Wire, frozen=True):
     size_bytes: int
     version: Version  # the latest of its shards here
     round: int  # the latest that is closed for all of its blocks here
+    beside: dict[str, Slot] = field(
+        default_factory=dict
+    )  # what the rule keeps beside the value, in the first of its blocks here
 
 
 class Listed(Wire, frozen=True, tag=24):
