@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import TextIO
 
@@ -69,7 +70,7 @@ def loaded_python() -> str:
     with open(program, "w") as file:
         file.write(_PROGRAM.format(interpreter=interpreter, python=sys.executable, address=address))
     os.chmod(program, 0o700)
-    command = [sys.executable, __file__, program, address]
+    command = [sys.executable, __file__, program, address, str(_source())]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # each wish has its own
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     leftovers.share(process.pid)
@@ -80,6 +81,12 @@ def loaded_python() -> str:
     process.stdout.readline()
     process.stdout.close()
     return program
+
+
+def _source() -> Path:
+    import gradtide
+
+    return Path(gradtide.__file__).parents[1]
 
 
 # --- the process ---
@@ -211,8 +218,9 @@ def _unbuffered(stream: TextIO) -> TextIO:
     return io.TextIOWrapper(raw, stream.encoding, stream.errors, write_through=True)
 
 
-def main(program: str, address: str) -> None:
+def main(program: str, address: str, source: str) -> None:
     fresh_path = sys.path[1:]  # without this file's folder
+    sys.path.insert(0, source)  # the tests' own gradtide, which may not be the one that is installed
     load()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)

@@ -72,7 +72,7 @@ class Synchroniser:
         self.way = self._choose_way()
         job.nobody_waits = _is_async(wishes.sync)
         if self._can_go_on:
-            job.recover = _recover_by(weakref.ref(self))
+            job.recover = _recover_by(weakref.ref(self), job)
         self._hooks, self._editing, self._loads = self._watch(), False, self._watch_loads()
         self._step_hooks = StepHooks(self._before_optimizer, self._after_optimizer, self._before_stranger)
         self._step_hooks.know(trained.optimizers)
@@ -901,13 +901,13 @@ def _is_async(sync: object) -> bool:
     return "async" in (getattr(sync, "mode", None), getattr(getattr(sync, "over", None), "mode", None))
 
 
-def _recover_by(known: "weakref.ref[Synchroniser]") -> Callable[[CommunicationError], None]:
+def _recover_by(known: "weakref.ref[Synchroniser]", job: Job) -> Callable[[CommunicationError], None]:
     """A job outlives the models that it trains, and must not keep them."""
 
     def recover(error: CommunicationError) -> None:
         found = known()
         if found is None:
             raise error
-        found._go_on(error, finished=True, asking=True)
+        found._go_on(error, finished=not job.undone, asking=True)  # else the batch that is to be given again would not
 
     return recover

@@ -1,0 +1,98 @@
+"""A user's script, started by `gradtide run`: a loop in which something besides the model counts, and workers that die.
+
+again_script.py FOLDER PROGRAM WAY LOADER (WORKER:INCARNATION:MOMENT)...
+
+A moment is "wrapped" (the model is, and no batch was given yet), or what is begun for the how manyth time: "forward 3",
+"step 3" (in the middle of it) or "end 3".
+"""
+
+import os
+import signal
+import sys
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import gradtide
+from gradtide.environment import read_environment
+
+EPOCHS, SAMPLES, BATCH = 2, 62, 10
+
+
+def build():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).double()
+    return net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5)
+
+
+def data(kind):
+    draw = torch.Generator().manual_seed(1)
+    x, y = torch.randn(SAMPLES, 8, dtype=torch.float64, generator=draw), torch.randint(4, (SAMPLES,), generator=draw)
+    if kind == "list":
+        return [(x[i : i + BATCH], y[i : i + BATCH]) for i in range(0, SAMPLES, BATCH)]
+    return DataLoader(TensorDataset(x, y), BATCH)
+
+
+def every(model, rule, loader, moment):
+    """One step a batch."""
+    for x, y in loader:
+        moment("forward")
+        functional.cross_entropy(model(x), y).backward()
+        moment("step")
+        model.step()
+        moment("end")
+
+
+PROGRAMS = {"every": every}
+
+
+class Plain:
+    """What stands for the wrapper in one process."""
+
+    def __init__(self, net, rule):
+        self.net, self.rule = net, rule
+
+    def __call__(self, x):
+        return self.net(x)
+
+    def step(self):
+        self.rule.step()
+        self.rule.zero_grad()
+
+
+def alone(program):
+    net, rule = build()
+    model = Plain(net, rule)
+    for _ in range(EPOCHS):
+        PROGRAMS[program](model, rule, data("list"), lambda _: None)
+    return [p.detach().numpy() for p in net.parameters()]
+
+
+def main(folder, program, way, loader, *deaths):
+    around, counts = read_environment(), {}
+    torch.set_num_threads(1)
+
+    def moment(name):
+        counts[name] = counts.get(name, 0) + 1
+        if {f"{name} {counts[name]}", name} & mine:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    prefix = f"{around.launch.rank}:{around.incarnation}:"
+    mine = {death.removeprefix(prefix) for death in deaths if death.startswith(prefix)}
+    net, rule = build()
+    sync = gradtide.Servers("bsp") if way == "servers" else "auto"
+    model = gradtide.DataParallel(net, rule, sync, share_parameters={"copies": False, "shared": True}.get(way))
+    moment("wrapped")
+    for epoch in range(model.epoch, EPOCHS):
+        PROGRAMS[program](model, rule, gradtide.shard(data(loader)), moment)
+        model.epoch = epoch + 1
+    model.close()
+    np.savez(f"{folder}/{around.launch.rank}.npz", *[p.detach().numpy() for p in net.parameters()])
+    print("done", model.explain(), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
