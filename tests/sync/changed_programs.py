@@ -478,6 +478,13 @@ def old_wrapper_used(around):
     return _changed(around, change, at=2)
 
 
+def closed_wrapper_used(around):
+    def change(loop):
+        loop.wrapped.close()
+
+    return _changed(around, change, at=2)
+
+
 # --- gradients of what no optimizer has ---
 
 
@@ -572,5 +579,5 @@ FOLLOWED = (
     gradients_in_no_optimizer_stay,
     merged_and_added_later,
 )
-REFUSED = (old_wrapper_used, steps_in_backward, strangers_step_in_backward)
+REFUSED = (old_wrapper_used, closed_wrapper_used, steps_in_backward, strangers_step_in_backward)
 CHANGED = {program.__name__: program for program in (*FOLLOWED, *REFUSED, clipped_and_complex)}

@@ -97,6 +97,13 @@ def test_a_wrapper_that_let_go_of_its_model_says_so(workers, way):
         assert "this model was wrapped again since, and is trained through that wrapper" in found
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_closed_wrapper_takes_no_step(workers, size):
+    name = training.new_name() if size > 1 else None
+    for found in workers.run(changed_programs.run, size, name, "closed_wrapper_used", {}):
+        assert "close() has ended the training of this wrapper" in found
+
+
 @pytest.mark.parametrize("program", ["steps_in_backward", "strangers_step_in_backward"])
 def test_an_optimizer_that_steps_within_backward_is_refused_where_there_are_several_workers(workers, program):
     check(program, "auto", workers.run(changed_programs.run, 1, None, program, {}))

@@ -279,6 +279,10 @@ class Synchroniser:
         """Synchronises what has not left yet, updates every worker's parameters alike, and clears the gradients."""
         finished = False
         self._check_not_ended()
+        if self._closed:
+            raise ConfigError(
+                "close() has ended the training of this wrapper; wrap the model again, or step its optimizer alone"
+            )
         if not self._wishes.trial:  # fit's backwards are pieces of one part
             self.way.saw()
         optimizers = self._given_optimizers if optimizers is None else optimizers
