@@ -84,7 +84,9 @@ REASONS = (
     (
         "weights that differ within a step, over servers",
         "over servers a step has one weight",
-        lambda case: _keeps(case) and {"tokens", "class weights", "skips"} & losses_of(case),
+        lambda case: (
+            (_keeps(case) or case.get("leaves others")) and {"tokens", "class weights", "skips"} & losses_of(case)
+        ),
     ),
     (
         "a gradient was edited before it was whole",
