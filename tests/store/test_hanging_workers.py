@@ -4,10 +4,11 @@ import ctypes
 import subprocess
 import time
 
+import pytest
 import torch
 
 import gradtide
-from gradtide.errors import NotMember
+from gradtide.errors import NotMember, PeerLost
 from loaded_python import loaded_python
 from store_processes import wait_until
 
@@ -75,3 +76,21 @@ def test_a_worker_that_was_killed_is_out_after_a_servers_lease(forks):
             other.kill()
             handle.wait(20)  # not the minute that one may hang
             wait_until(lambda: store.members == (0,))
+
+
+def test_who_takes_the_place_of_a_worker_that_ended_without_a_word_waits_until_it_is_free(forks):
+    script = """if True:
+        import sys, gradtide
+        store = gradtide.connect(sys.argv[1], worker=0, workers=1, consistency="bsp")
+        print("in", flush=True)
+        sys.stdin.read()
+    """
+    with gradtide.local_servers(1, forks=forks) as servers:
+        command = [loaded_python(), "-c", script, servers.address]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout.readline() == b"in\n"
+            with pytest.raises(PeerLost, match=r"worker 0 is taken by worker-0-.*, which is alive"):
+                gradtide.connect(servers.address, worker=0, workers=1, consistency="bsp")
+            other.kill()
+            with gradtide.connect(servers.address, worker=0, workers=1, consistency="bsp") as store:
+                assert store.members == (0,)

@@ -17,6 +17,7 @@ from gradtide.store.wire.messages import (
     Message,
     Promise,
     Propose,
+    Rival,
     Table,
     Welcome,
 )
@@ -225,6 +226,9 @@ def test_two_living_processes_cannot_be_the_same_worker() -> None:
     refused = said(membership.hear(rival, 0.1), Welcome)["other"]
     assert not refused.accepted
     assert "worker 0 is taken by w0" in refused.text
+    assert refused.rival == Rival("w0", 0, 59.9)
+    membership.hear(Beat("w0", 1), 0.2)
+    assert said(membership.hear(rival, 0.3), Welcome)["other"].rival == Rival("w0", 1, 59.9)
     membership.lost("w0", 1)
     membership.tick(3.0)
     assert said(membership.hear(rival, 3.1), Welcome)["other"].accepted

@@ -16,10 +16,12 @@ from gradtide.store.wire.messages import (
     Push,
     Pushed,
     Refused,
+    Rival,
     ServerEntry,
     Table,
     UpdateRule,
     Version,
+    Welcome,
 )
 from gradtide.store.wire.placement import SHARDS, block_elements, deal, shard_of
 
@@ -400,3 +402,16 @@ def test_who_is_in_a_step_is_known_with_the_decree_that_the_servers_name() -> No
     assert not made.knows_members
     made.hear(Decree(1, 5, (Member(0, 1, "c", 1), Member(1, 2, "d", 2))), 0.1)
     assert made.knows_members
+
+
+def test_a_number_that_is_taken_is_waited_for_until_its_owner_was_heard_of_again_and_again() -> None:
+    made: Session[str] = Session("c", 0, 0, token=7)
+
+    def refused(words: int, name: str = "old") -> str:
+        made.hear(Welcome("c", 0, 2.0, False, "taken", token=7, rival=Rival(name, words, 60.0)), 0.0)
+        return made.expelled
+
+    assert [refused(words) for words in (5, 5, 8, 8, 8, 9)] == [""] * 6
+    assert next(told.message for told in made.tick(1.0)).name == "c"  # it asks again
+    assert refused(20, "another") == ""
+    assert [refused(words, "another") for words in (21, 22, 23)] == ["", "", "taken"]

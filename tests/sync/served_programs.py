@@ -29,7 +29,7 @@ OPTIMIZERS = {
 
 
 def run(rank, size, name, program, options):
-    programs.SPECIAL.update(SERVED)
+    programs.SPECIAL.update({**SERVED, **ENDING})
     return programs.run(rank, size, name, program, options)
 
 
@@ -204,6 +204,13 @@ def with_a_state_at_the_end(around):
     step_by(wrapped, around.shard(batches(STEPS)))
     wrapped.close()
     return [*results(model), *tensors_of(rule.state_dict())]
+
+
+def ends_without_a_word(around):
+    model = net()
+    wrapped = around.wrap(model, adamw(model))
+    step_by(wrapped, around.shard(batches(STEPS)))
+    return results(model)
 
 
 # --- a step of the program's own ---
@@ -511,6 +518,7 @@ BUFFERS = {
     "larger_buffer": _pruned(_larger_buffer),
 }
 WHOLE_GRADIENTS = {"sharpness_aware": sharpness_aware, "scaled_gradients": scaled_gradients}
+ENDING = {"ends_without_a_word": ends_without_a_word}
 SERVED = {
     **SAVED,
     **STEPPED,

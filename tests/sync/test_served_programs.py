@@ -7,6 +7,7 @@ import pytest
 import served_programs
 import torch
 import training
+from ranks import Ranks
 
 import gradtide
 from gradtide import Servers
@@ -76,3 +77,15 @@ def test_where_servers_average_it_is_followed(servers, workers, program, mode, s
 def test_in_bounded_all_end_with_the_same(servers, workers, program, compress, size):
     options = {"sync": Servers("bounded:2", servers), "compress": compress}
     check_alike(workers.run(served_programs.run, size, training.new_name(), program, options))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_workers_that_take_the_place_of_killed_ones_wait_until_it_is_free(servers, workers, size):
+    killed, name = Ranks(size), training.new_name()
+    killed.run(served_programs.run, size, name, "ends_without_a_word", {"sync": Servers("bsp", servers, name="first")})
+    for process in killed.processes:
+        process.kill()
+    options = {"sync": Servers("bsp", servers, name="second")}
+    found = workers.run(served_programs.run, size, training.new_name(), "with_buffers", options)
+    killed.close()
+    check_alike(found, alone("with_buffers"))

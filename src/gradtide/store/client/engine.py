@@ -99,12 +99,20 @@ class Engine:
         with self.lock:
             limit_s = self.timeouts.join_s
             self._changed.wait_for(lambda: self._settled(self.session.table is not None), limit_s)
+            if self.session.rival is not None:
+                limit_s += self.session.rival.left_s
+                self._changed.wait_for(lambda: self._settled(self.session.table is not None), limit_s)
             if not self._settled(self.session.table is None):  # there are servers: the other workers may take longer
                 limit_s = max(limit_s, self.timeouts.step_s)
                 self._changed.wait_for(lambda: self._settled(False), limit_s)
             if self.session.expelled:
                 raise PeerLost(f"the coordinator at {self.address} refuses: {self.session.expelled}")
             if not self.session.ready:
+                if self.session.rival is not None:
+                    raise PeerTimeout(
+                        f"the coordinator at {self.address} still takes {self.session.rival.name} for worker "
+                        f"{self.session.worker} after {limit_s:g} s; end that process, or choose another number"
+                    )
                 if self.session.table is None and self.address.trouble:
                     raise PeerTimeout(
                         f"no coordinator at {self.address} leads after {limit_s:g} s: {self.address.trouble}"

@@ -48,6 +48,7 @@ from gradtide.store.wire.messages import (
     Question,
     Refused,
     Reply,
+    Rival,
     Source,
     Table,
     Version,
@@ -61,6 +62,7 @@ Instructions = list[SessionInstruction[V]]
 
 LAYOUTS_KEPT = 256
 _HANG_UPS = 3
+_SURELY_ALIVE = 3  # answers with news of who has this worker's number, before this one gives up
 # Rounds from the word that a worker will go to the first without it, for all to have heard of it; besides those by
 # which others may be ahead.
 LEAVE_AHEAD = 3
@@ -71,6 +73,8 @@ class Session(Sending[V]):
     """The state of one client."""
 
     member: Member | None = None
+    rival: Rival | None = None  # who has this worker's number, and may have ended without a word
+    heard_again: int = 0  # how often there was news of it since
     expelled: str = ""  # why this worker is no longer in the rounds
     doubtful: bool = False  # a server said that it is not: who is in them is asked for again, whatever is known here
     token: int = 0  # by which the coordinator knows it until it has an incarnation
@@ -277,6 +281,8 @@ class Session(Sending[V]):
         """The coordinator said something."""
         match message:
             case Welcome() if self._is_for_me(message):
+                if self._waits_for(message.rival):
+                    return []  # and joins again
                 if message.accepted and not self.incarnation:
                     self.incarnation = message.incarnation
                 self.lease.welcome(message, now_s)
@@ -288,6 +294,18 @@ class Session(Sending[V]):
             case Decree() if message.number >= self._first_news:
                 return self._take_decree(message)
         return []
+
+    def _waits_for(self, rival: Rival | None) -> bool:
+        """Whether the number may get free: what was heard of its owner may have been on its way when that ended, but
+        not again and again."""
+        before, self.rival = self.rival, rival
+        if rival is None:
+            return False
+        if before is None or before.name != rival.name:
+            self.heard_again = 0
+            return True
+        self.heard_again += rival.words > before.words
+        return self.heard_again < _SURELY_ALIVE
 
     @property
     def _first_news(self) -> int:

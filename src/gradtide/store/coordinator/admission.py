@@ -46,8 +46,9 @@ class Admission:
         if known is not None and known.alive and join.role == "server" and not _is_same(known.join, join):
             where = f" at {known.join.address}" if known.join.address else ""
             return f"another {join.name}{where} is alive; give this one a name of its own"
-        rival = self._rival(join)
-        return f"worker {join.worker} is taken by {rival}, which is alive; choose another number" if rival else ""
+        rival = self.rival(join)
+        taken = f"worker {join.worker} is taken by {{}}, which is alive; choose another number"
+        return "" if rival is None else taken.format(rival.join.name)
 
     def _is_made_up(self, incarnation: int) -> bool:
         """Nobody can have been given it. All who come later get higher ones, and there must be some left."""
@@ -65,12 +66,12 @@ class Admission:
             self.set_aside = self.numbers + NUMBERS
         return join
 
-    def _rival(self, join: Join) -> str | None:
+    def rival(self, join: Join) -> Peer | None:
         """Another process that is this worker and alive."""
         if join.role != "worker":
             return None
         others = (peer for name, peer in self.peers.items() if name != join.name and peer.alive)
-        return next((peer.join.name for peer in others if peer.join.worker == join.worker), None)
+        return next((peer for peer in others if peer.join.worker == join.worker), None)
 
 
 def _is_same(one: Join, other: Join) -> bool:

@@ -35,6 +35,7 @@ from gradtide.store.wire.messages import (
     PeerState,
     Promise,
     Resized,
+    Rival,
     Table,
     Welcome,
 )
@@ -215,6 +216,12 @@ class Membership:
             told += self._rounds.ask_again(self.table, now_s, self.lease_s / 4) + self._tables.balance(now_s)
         return told + self._forget_the_lost(now_s)
 
+    def _describe_rival(self, join: Join, now_s: float) -> Rival | None:
+        peer = self._admission.rival(join)
+        if peer is None:
+            return None
+        return Rival(peer.join.name, peer.words, max(0.0, self._patience_s(peer) - self._silent_s(peer, now_s)))
+
     def _update_rounds(self) -> list[Tell]:
         self._deferred = self._tables.awaits_servers
         return [] if self._deferred else self._rounds.update(self.table)
@@ -261,7 +268,8 @@ class Membership:
             given_up = self._lost_journal(join)
         refused = self._admission.why_not(join, knows_more=self._knows_more(join))
         if refused:
-            welcome = Welcome(join.name, join.incarnation, self.lease_s, False, refused, token=join.token)
+            rival = self._describe_rival(join, now_s)
+            welcome = Welcome(join.name, join.incarnation, self.lease_s, False, refused, token=join.token, rival=rival)
             return [*given_up, Tell(join.name, welcome)]
         known = self.peers.get(join.name)
         join = self._admission.numbered(join)
@@ -311,6 +319,7 @@ class Membership:
             return [Tell(beat.name, Welcome(beat.name, beat.incarnation, self.lease_s, False))]
         back = not (peer.alive and peer.heard) or self._tables.is_overdue(peer)
         peer.heard_s, peer.alive, peer.heard, peer.connected = now_s, True, True, True
+        peer.words += 1
         welcome = Welcome(beat.name, beat.incarnation, self.lease_s, clock_s=beat.clock_s)
         told = self._tables.update() if back and is_server else []
         return [*given_up, Tell(beat.name, welcome), *told, *self._catch_up(beat)]

@@ -24,6 +24,7 @@ class Peer:
     heard_s: float
     alive: bool = True
     heard: bool = True  # False: known from the journal only
+    words: int = 0  # beats that were heard
     connected: bool = True  # a client whose connection was closed may open another
     dismissed: bool = False  # a server whose shards are all elsewhere, and that may go
 

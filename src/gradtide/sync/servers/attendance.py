@@ -1,10 +1,9 @@
 """A worker's place at the servers, from when it connects to when it leaves; and who else is there."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gradtide.errors import ConfigError, PeerLost
+from gradtide.errors import ConfigError
 from gradtide.store import Store, connect
 from gradtide.sync.job import Job
 from gradtide.sync.servers.lodging import Lodging
@@ -12,7 +11,6 @@ from gradtide.sync.servers.settings import Servers
 
 __all__ = ["Attendance", "find_address"]
 
-_LOOK_S = 0.02
 _WORD_S = 5.0  # for the coordinator to say who has gone; while it is down work goes on without
 
 
@@ -47,24 +45,16 @@ class Attendance:
         self.lodging = Lodging(self.store, job, servers, *self._place)
 
     def _connect(self, servers: Servers) -> Store:
-        """One that was started again is refused while the lease of the one that died still runs."""
-        job, deadline_s = self._job, time.monotonic() + self._job.timeout_s
-        while True:
-            try:
-                return connect(
-                    self._address,
-                    worker=self.number,
-                    workers=job.size,
-                    consistency=servers.consistency,
-                    secret_file=servers.secret_file,
-                    insecure_network=servers.insecure_network,
-                    timeouts=job.timeouts,
-                    emit=job.news.append,
-                )
-            except PeerLost:
-                if not job.incarnation or time.monotonic() > deadline_s:
-                    raise
-                time.sleep(_LOOK_S)
+        return connect(
+            self._address,
+            worker=self.number,
+            workers=self._job.size,
+            consistency=servers.consistency,
+            secret_file=servers.secret_file,
+            insecure_network=servers.insecure_network,
+            timeouts=self._job.timeouts,
+            emit=self._job.news.append,
+        )
 
     # --- who is in the next step ---
 

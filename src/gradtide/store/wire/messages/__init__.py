@@ -52,6 +52,7 @@ from gradtide.store.wire.messages.members import (
     Propose,
     Resize,
     Resized,
+    Rival,
     ServerEntry,
     Source,
     Table,
@@ -113,8 +114,8 @@ __all__ = [
     "Lagging", "Leave", "Listed",
     "Member", "Message", "Noted", "OpenRound", "Part", "PeerState", "Piece", "Promise", "Propose", "Pull", "Pulled",
     "Push", "Pushed", "Question", "Reason", "RecordImage", "Refused", "Replicate", "Replicated", "Reply", "Request",
-    "Resize", "Resized", "RoundsClosed", "ServerEntry", "ServerMessage", "Settled", "Slot", "Snapshot", "Source",
-    "Step", "Table", "UpdateRule", "Updated", "Version", "Welcome", "decode", "decode_from", "encode",
+    "Resize", "Resized", "Rival", "RoundsClosed", "ServerEntry", "ServerMessage", "Settled", "Slot", "Snapshot",
+    "Source", "Step", "Table", "UpdateRule", "Updated", "Version", "Welcome", "decode", "decode_from", "encode",
     "find_request", "layout_name", "new_token", "too_few_servers",
 ]  # fmt: skip
 

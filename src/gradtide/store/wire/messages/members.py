@@ -57,6 +57,14 @@ class Beat(Wire, frozen=True, tag=42):
     clock_s: float = 0.0  # the sender's own, for the answer to repeat: a lease begins when it was asked for
 
 
+class Rival(Wire, frozen=True):
+    """Who has a worker's number. If it has ended without a word, `words` stays and the number is free in `left_s`."""
+
+    name: str
+    words: int  # beats of it that were heard
+    left_s: float
+
+
 class Welcome(Wire, frozen=True, tag=43):
     """You are known, by this incarnation: beat within `lease_s`. `accepted` False: not you, and `text` says why;
     without a text you are not known here and must join."""
@@ -70,6 +78,7 @@ class Welcome(Wire, frozen=True, tag=43):
     token: int = 0  # of the Join that this answers
     at_s: float = 0.0  # by the coordinator's own clock, when it answered; 0: it does not say
     clock: str = ""  # the name of that clock (observe/clocks.py)
+    rival: Rival | None = None  # why not
 
 
 class Elsewhere(Wire, frozen=True, tag=72):
