@@ -121,6 +121,17 @@ REGRESSIONS = [
         },
         # an edit of shared parameters after the last step was never noticed
         {"steps": [{"backwards": [{"size": 1}], "after": [{"do": "shrink"}]}]},
+        # one worker's new optimizer stepped gradients that were not clipped
+        {
+            **_TWO,
+            "workers": 1,
+            "layers": [{}],
+            "clip_norm": 0.05,
+            "steps": [
+                {"backwards": [{"size": 1}], "after": [{"do": "new optimizer"}]},
+                {"backwards": [{"size": 1}]},
+            ],
+        },
         # … nor one after which another layer was to be trained
         {**_TWO, "layers": [{}], "steps": [_EDIT_AND_FREEZE, {"backwards": [{"size": 1}]}]},
         # gradients of several batches, in some of which a worker has no part, or which some workers keep from before

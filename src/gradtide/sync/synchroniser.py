@@ -394,7 +394,8 @@ class Synchroniser:
         """An optimizer that nobody told of: if it has parameters of the model, it is one of ours from now on."""
         if self._stepping or not self._trained.is_stepped_by(optimizer):
             return
-        if self._job.size == 1 and not self._can_go_on and isinstance(self.way, Alone):
+        alone = self._job.size == 1 and not self._can_go_on and isinstance(self.way, Alone)
+        if alone and self._trained.clip_norm is None:
             return
         if torch._C._current_graph_task_id() >= 0:
             self._refuse_within_backward()
