@@ -80,6 +80,17 @@ def test_in_bounded_all_end_with_the_same(servers, workers, program, compress, s
 
 
 @pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("program", ["complex_sgd", "complex_buffer", "pruned", "new_buffer", "larger_buffer"])
+def test_local_steps_over_servers_follow_or_refuse_it(servers, workers, program, size):
+    options = {"sync": gradtide.Local(1, over=Servers("bsp", servers))}  # exact, as SGD is linear in gradients
+    found = workers.run(served_programs.run, size, training.new_name(), program, options)
+    if program == "larger_buffer":
+        check_refused(found, "the buffer seen has another shape than when the model was wrapped")
+    else:
+        check_alike(found, alone(program))
+
+
+@pytest.mark.parametrize("size", [2, 3])
 def test_workers_that_take_the_place_of_killed_ones_wait_until_it_is_free(servers, workers, size):
     killed, name = Ranks(size), training.new_name()
     killed.run(served_programs.run, size, name, "ends_without_a_word", {"sync": Servers("bsp", servers, name="first")})

@@ -8,6 +8,7 @@ from torch import Tensor
 from gradtide.errors import ConfigError
 from gradtide.store import update
 from gradtide.store.wire.messages import UpdateRule
+from gradtide.sync.servers.averages import as_real
 from gradtide.sync.state import DIGEST_BYTES, Options
 from gradtide.sync.trained import Trained
 
@@ -30,7 +31,7 @@ class ServedBase:
         self._trained, self._key, self._outer, self._in_rounds = trained, key, outer, in_rounds
         stepped = zip(trained.names, trained.parameters, trained.group_of(), strict=True)
         self._stepped = {key(name): parameter for name, parameter, group in stepped if group >= 0}
-        self.base = {name: _own(p.detach(), p.dtype) for name, p in self._stepped.items()}
+        self.base = {name: _own(one, one.dtype) for name, one in self._parameters().items()}
         self._changes = {name: torch.zeros_like(base) for name, base in self.base.items()}
         self._options = Options(trained)  # as this window's steps were taken with them
         self._done = torch.zeros(DIGEST_BYTES, dtype=torch.float64)  # what this worker did in its last window
@@ -58,8 +59,25 @@ class ServedBase:
 
     def _buffers(self) -> dict[str, Tensor]:
         """As real numbers, the tensors themselves."""
-        named = {self._key(f"buffer {name}"): buffer.detach() for name, buffer in self._trained.buffers}
-        return {key: torch.view_as_real(one) if one.is_complex() else one for key, one in named.items()}
+        return {self._key(f"buffer {name}"): as_real(buffer.detach()) for name, buffer in self._trained.buffers}
+
+    def _parameters(self) -> dict[str, Tensor]:
+        """The same of parameters."""
+        return {key: as_real(parameter.detach()) for key, parameter in self._stepped.items()}
+
+    def take_up_buffers(self) -> dict[str, Tensor]:
+        """Those that the program has added, which need keys of their own."""
+        found = self._read_buffers()
+        for (name, _), (key, one) in zip(self._trained.buffers, found.items(), strict=True):
+            if key in self.values and self.values[key].shape != one.shape:
+                raise ConfigError(
+                    f"the buffer {name} has another shape than when the model was wrapped, and the servers hold it as "
+                    "it was; close() the wrapper and wrap the model again, with Servers(..., name='another')"
+                )
+        new = {key: one for key, one in found.items() if key not in self.values}
+        self.values |= new
+        self.rules |= {key: self._rule(key) for key in new}
+        return new
 
     def _read_buffers(self) -> dict[str, Tensor]:
         """In memory of their own, as their keys have them."""
@@ -70,8 +88,8 @@ class ServedBase:
 
     def changes(self) -> dict[str, Tensor]:
         """The base minus what this worker has now."""
-        for key, own in self._stepped.items():
-            torch.sub(self.base[key], own.detach().to("cpu"), out=self._changes[key])
+        for key, own in self._parameters().items():
+            torch.sub(self.base[key], own.to("cpu"), out=self._changes[key])
         return self._changes
 
     def beside(self, samples: float, batches: int, *, led: bool) -> list[tuple[dict[str, Tensor], float | None]]:
@@ -99,7 +117,7 @@ class ServedBase:
     @torch.no_grad()
     def hand_out(self) -> None:
         """What was pulled becomes this worker's."""
-        for key, own in self._stepped.items():
+        for key, own in self._parameters().items():
             own.copy_(self.base[key])
         for key, buffer in self._buffers().items():
             buffer.copy_(self.values[key])

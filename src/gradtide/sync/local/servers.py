@@ -25,6 +25,7 @@ from gradtide.sync.local.base import ServedBase
 from gradtide.sync.local.pace import Pace, steps_beside
 from gradtide.sync.local.settings import Local
 from gradtide.sync.servers.attendance import Attendance, find_address
+from gradtide.sync.servers.lodging import FirstNames
 from gradtide.sync.servers.smaller import Smaller
 from gradtide.sync.trained import Trained
 
@@ -54,6 +55,7 @@ class LocalOverServers:
         self._terms: float | None = None  # what the user said that the next backward's loss is a mean over
         self._window, self._pace = local.every, Pace()
         self._left = dict[str, Tensor]()  # the base of parameters that are frozen now
+        self._named = FirstNames()
         self._attendance = Attendance(job, local.over, self._address)
         self.store, self._lodging, self.led = self._attendance.store, self._attendance.lodging, job.rank == 0
         in_rounds = self._attendance.in_rounds
@@ -72,6 +74,7 @@ class LocalOverServers:
 
     def _lay_out(self, trained: Trained) -> ServedBase:
         in_rounds = self._attendance.in_rounds
+        self._trained = trained = self._named.follow(trained)
         never = [name for name, group in zip(trained.names, trained.group_of(), strict=True) if group < 0]
         self.smaller.follow(trained, self._lodging.key, never)
         return ServedBase(trained, self._lodging.key, self._local.rule, in_rounds=in_rounds)
@@ -172,6 +175,8 @@ class LocalOverServers:
         attendance = self._attendance
         attendance.check_all_go_on(self.store.step)
         attendance.round, self.led = self.store.step, self._job.rank == 0
+        if new := self._base.take_up_buffers():
+            self._make_keys(new)
         window = self._push(flush)
         self._pull()
         if attendance.in_rounds and self._job.elastic is None and not attendance.was_uneven:
@@ -253,7 +258,7 @@ class LocalOverServers:
         """Some parameters are trained from now on that were not, or the other way round: all meet first."""
         self.finish()
         before = self._base.base
-        self._trained, self._base = trained, self._lay_out(trained)
+        self._base = self._lay_out(trained)
         self._left |= {key: base for key, base in before.items() if key not in self._base.base}
         for key in self._left.keys() & self._base.base.keys():
             if not torch.equal(self._left.pop(key), self._base.base[key]):
@@ -261,11 +266,14 @@ class LocalOverServers:
                     f"{self._lodging.name(key)} was changed while it was frozen, but the servers hold it as it was; "
                     "leave it as it is, or use Local without over="
                 )
-        if self._job.rank == 0:  # whoever is the first now
-            self._lodging.make_keys(self._base.values, self._base.rules.__getitem__)
-        self._lodging.wait_for(list(self._base.values))
+        self._make_keys(self._base.values)
         self._pull()
         self.reason = self._explain()
+
+    def _make_keys(self, keys: Mapping[str, Tensor]) -> None:
+        if self._job.rank == 0:  # whoever is the first now
+            self._lodging.make_keys(keys, self._base.rules.__getitem__)
+        self._lodging.wait_for(list(keys))
 
     def left_out(self) -> dict[str, Tensor]:
         """What compression has left out of this worker's changes so far, for a checkpoint of the last round."""

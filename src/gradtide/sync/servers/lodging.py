@@ -5,12 +5,13 @@ its own; the round that the training began with; values that nobody steps; and w
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradtide.errors import ConfigError, PeerTimeout
 from gradtide.store import Store
@@ -20,7 +21,7 @@ from gradtide.sync.servers.settings import Servers
 from gradtide.sync.state import difference, outline
 from gradtide.sync.trained import Trained
 
-__all__ = ["Lodging"]
+__all__ = ["FirstNames", "Lodging"]
 
 _LOOK_S = 0.02
 _OUTLINE, _FIRST_ROUND, _VALUE, _SCRIPT = "outline of the model", "first round", "value ", "state of the script"
@@ -28,6 +29,23 @@ _NEXT_ROUND = "round to go on with"
 _SCRIPT_BYTES = 1 << 16
 
 RuleOf = Callable[[str], Any]
+
+
+class FirstNames:
+    """A parameter that gets another name (pruning does that) keeps its key, and what servers know of it."""
+
+    def __init__(self) -> None:
+        self._named: dict[int, tuple[str, nn.Parameter]] = {}  # by id
+
+    def follow(self, trained: Trained) -> Trained:
+        """The same with the names that keys are called after."""
+        for name, parameter in zip(trained.names, trained.parameters, strict=True):
+            self._named.setdefault(id(parameter), (name, parameter))
+        return replace(trained, names=[self._named[id(parameter)][0] for parameter in trained.parameters])
+
+    def __iter__(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """All that were ever trained."""
+        return iter(self._named.values())
 
 
 class Lodging:

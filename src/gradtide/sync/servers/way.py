@@ -26,6 +26,7 @@ from gradtide.sync.buckets import Buckets
 from gradtide.sync.job import Job
 from gradtide.sync.servers.attendance import Attendance, find_address
 from gradtide.sync.servers.averages import Averages, as_real
+from gradtide.sync.servers.lodging import FirstNames
 from gradtide.sync.servers.options import ToldOptions, why_servers_cannot_step
 from gradtide.sync.servers.settings import Servers
 from gradtide.sync.servers.smaller import Smaller
@@ -85,7 +86,7 @@ class ServersWay(EveryStep):
         self._known_buffers = set[str]()  # the keys that are there
         self._first_like: dict[str, tuple[torch.dtype, torch.Size]] = {}  # what a buffer was like at first, by name
         self._told_epoch = -1  # of the table by which it was told what goes to which server
-        self._named: dict[int, tuple[str, nn.Parameter]] = {}  # by id: what a key is called after, for good
+        self._named = FirstNames()
         self._attendance = Attendance(job, servers, address)
         self.store, self._lodging = self._attendance.store, self._attendance.lodging
         in_rounds = self._mode != "async"
@@ -117,7 +118,7 @@ class ServersWay(EveryStep):
             self.store.close()
 
     def _lay_out(self, trained: Trained) -> None:
-        self._trained = trained = self._with_first_names(trained)
+        self._trained = trained = self._named.follow(trained)
         self._place_values()
         if self.workers_step:
             self._averages = Averages(trained, self._key, self.smaller, in_step=self._mode == "bsp")
@@ -129,12 +130,6 @@ class ServersWay(EveryStep):
         self._given, self._values_seen = (Guard(len(trained.parameters)) for _ in range(2))
         self._late_guard = LateGuard(trained)
         self._weights = [0.0] * len(trained.parameters)  # what those that are ready count
-
-    def _with_first_names(self, trained: Trained) -> Trained:
-        """A parameter that gets another name (pruning does that) keeps its key, and what servers know of it."""
-        for name, parameter in zip(trained.names, trained.parameters, strict=True):
-            self._named.setdefault(id(parameter), (name, parameter))
-        return replace(trained, names=[self._named[id(parameter)][0] for parameter in trained.parameters])
 
     def _place_values(self) -> None:
         """Where values are pulled to: into the parameters' own memory."""
@@ -489,9 +484,9 @@ class ServersWay(EveryStep):
                 "the optimizer's state is the servers', and gradients have left for the next step already; call "
                 "state_dict() before backward or after step(), or make the model with overlap=False"
             )
-        learnt = self.store.optimizer_state({self._key(name) for name, _ in self._named.values()})
+        learnt = self.store.optimizer_state({self._key(name) for name, _ in self._named})
         states: dict[Tensor, dict[str, Tensor]] = {}
-        for name, parameter in self._named.values():
+        for name, parameter in self._named:
             if (state := learnt.get(self._key(name))) is not None:
                 states[parameter] = {name: _as_state_of(parameter, value) for name, value in state.items()}
         own = self._trained.optimizer.state
