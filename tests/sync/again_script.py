@@ -84,6 +84,42 @@ def apart(model, rule, loader, moment):
         accumulate(model, (loader.place + read_environment().launch.rank) % 3 == 2, x, y, moment)
 
 
+def scheduled(model, rule, loader, moment, when="after"):
+    """A schedule by steps, kept in model.state."""
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(rule, max_lr=0.3, total_steps=EPOCHS * BATCHES + 4)
+    if "scheduler" in model.state:
+        scheduler.load_state_dict(model.state["scheduler"])
+        rule.param_groups[0].update(model.state["options"])
+    for x, y in loader:
+        moment("forward")
+        functional.cross_entropy(model(x), y).backward()
+        if when == "before":
+            scheduler.step()
+        moment("step")
+        model.step()
+        moment("end")
+        if when == "after":
+            scheduler.step()
+        model.state["steps"] = model.state.get("steps", 0) + 1
+        model.state["scheduler"] = scheduler.state_dict()
+        model.state["options"] = {name: rule.param_groups[0][name] for name in ("lr", "momentum")}
+    assert model.state["steps"] % BATCHES == 0
+
+
+def scheduled_before(model, rule, loader, moment):
+    scheduled(model, rule, loader, moment, when="before")
+
+
+def scheduled_by_hand(model, rule, loader, moment):
+    """A function of its own sets the rate, by a counter that nobody knows of."""
+    for count, (x, y) in enumerate(loader):
+        rule.param_groups[0]["lr"] = 0.1 / (1 + count)
+        moment("forward")
+        functional.cross_entropy(model(x), y).backward()
+        moment("step")
+        model.step()
+
+
 def two_steps(model, rule, loader, moment):
     """Two steps with each batch."""
     for x, y in loader:
@@ -106,14 +142,27 @@ def accumulate(model, last, x, y, moment):
     moment("end")
 
 
-PROGRAMS = {program.__name__: program for program in (every, own_counter, by_place, carries_over, apart, two_steps)}
+PROGRAMS = {
+    program.__name__: program
+    for program in (
+        every,
+        own_counter,
+        by_place,
+        carries_over,
+        apart,
+        two_steps,
+        scheduled,
+        scheduled_before,
+        scheduled_by_hand,
+    )
+}
 
 
 class Plain:
     """What stands for the wrapper in one process."""
 
     def __init__(self, net, rule):
-        self.net, self.rule = net, rule
+        self.net, self.rule, self.state = net, rule, {}
 
     def __call__(self, x):
         return self.net(x)

@@ -90,3 +90,31 @@ def test_what_could_not_be_done_again_is_refused_whether_a_worker_dies_or_not(tm
 def test_a_loop_of_its_own_counter_is_followed_where_no_worker_dies_or_comes(tmp_path):
     train(tmp_path, 2, [], "own_counter")
     check(tmp_path, range(2), "own_counter")
+
+
+@pytest.mark.parametrize(
+    ("way", "workers", "options", "deaths"),
+    [
+        ("shared", 3, ["--min-workers", "2"], ["1:0:step 4"]),
+        ("copies", 2, RESTARTS, ["0:0:step 4", "0:1:wrapped"]),
+        pytest.param("shared", 2, RESTARTS, ["1:0:forward 9", "1:1:step 2"], marks=pytest.mark.slow),
+        pytest.param("auto", 3, RESTARTS, ["2:0:end 5", "1:0:step 8"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_schedule_by_steps_counts_the_steps_that_stayed(tmp_path, way, workers, options, deaths):
+    train(tmp_path, workers, options, "scheduled", *deaths, way=way)
+    check(tmp_path, [0, 2] if "--min-workers" in options else range(workers), "scheduled")
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("scheduled_before", "where it is taken again; what sets it counts what was lost with a worker"),
+        ("scheduled_by_hand", "lr of group 0 was 0.025 when this step was taken first, and is 0.02"),
+    ],
+)
+def test_a_schedule_that_counts_what_was_lost_is_refused_before_the_step_is_taken_again(tmp_path, program, why):
+    options, arguments = ["--workers", "3", "--min-workers", "2"], [program, "shared", "list", "1:0:step 4"]
+    code, output = run(tmp_path, options, arguments, "again_script.py")
+    assert code == 1
+    assert why in output

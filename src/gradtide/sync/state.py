@@ -27,6 +27,7 @@ __all__ = [
     "difference",
     "kind_of",
     "outline",
+    "plain_options",
     "share_buffers",
     "share_named",
     "share_place",
@@ -253,7 +254,7 @@ class Options:
         known = [[_plain(v) for k, v in group.items() if k != "params"] for group in self._trained.groups]
         if known != self._known:
             self._known = known
-            self._digest = _digest(repr([_plain_options(group) for group in self._trained.groups]))
+            self._digest = _digest(repr([plain_options(group) for group in self._trained.groups]))
         return self._digest
 
     def stepped(self) -> None:
@@ -291,7 +292,7 @@ class Options:
 
     def take(self, group: Group | DeviceGroup) -> None:
         """Rank 0's become everybody's."""
-        own = [_plain_options(one) for one in self._trained.groups]
+        own = [plain_options(one) for one in self._trained.groups]
         told = msgspec.json.decode(told_by(msgspec.json.encode(own), group))
         for number, (mine, theirs) in enumerate(zip(self._trained.groups, told, strict=True)):
             before, changed = dict(mine), _adopt(mine, theirs)
@@ -309,7 +310,7 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, Tensor) else value
 
 
-def _plain_options(group: dict[str, Any]) -> dict[str, Any]:
+def plain_options(group: dict[str, Any]) -> dict[str, Any]:
     plain = {k: _plain(v) for k, v in group.items() if k != "params"}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items() if _is_plain(v)}
 
@@ -333,7 +334,7 @@ def _share_one(
 
 
 def _tell(trained: Trained, job: Job) -> bytes:
-    options = [_plain_options(group) for group in trained.groups]
+    options = [plain_options(group) for group in trained.groups]
     state = [
         {name: _describe(value) for name, value in trained.state_of(p).get(p, {}).items()} for p in trained.parameters
     ]

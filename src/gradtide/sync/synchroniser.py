@@ -55,6 +55,7 @@ class Synchroniser:
             job.least_part = max(job.least_part, 2)
         self._synchronising, self._stepping, self._uneven = True, False, UnevenLoops(job)
         self._lost: LostStep | None = None  # until its batches come again
+        self._tried: LostStep | None = None  # until it is taken again
         self._step_begin: StepBegin | None = None  # of the step that is under way
         self._weighed: float | None = None  # what the user said that this worker's loss counts
         self._said = 0.0, 0.0  # the same as it was said, for another way
@@ -292,6 +293,9 @@ class Synchroniser:
         if self._job.undone:  # what is left of this pass of the loop does nothing: its batches come again
             return False
         self._check_step_a_batch()
+        tried, self._tried = self._tried, None
+        if tried is not None:
+            tried.check_again()
         if not self._wishes.trial:  # fit's backwards are pieces of one part
             self.way.saw()
         optimizers = self._given_optimizers if optimizers is None else optimizers
@@ -854,9 +858,10 @@ class Synchroniser:
         self._end_step()
         self._go_on(error, finished, asking=True)
 
-    def _note_lost(self) -> None:
+    def _note_lost(self, *, tried: bool) -> None:
         job, self._lost = self._job, None
         if not job.undone:
+            self._tried = None
             return
         job.stepped = job.batches - job.undone
         if not job.shares:
@@ -864,7 +869,11 @@ class Synchroniser:
                 "a step was lost with a worker that was taken outside of the loop over gradtide.shard that gave its "
                 "batches, so they can't be given again; take steps within it"
             )
-        self._lost = LostStep(self._trained, self.way)
+        self._lost = LostStep(self._trained, self.way, job)
+        if tried:
+            self._tried = self._lost
+        elif self._tried is None and self._step_begin is not None:
+            self._step_begin.check_options()
 
     def take_back(self) -> None:
         """The batches of a lost step are about to come again: what the program did since it was lost never was."""
@@ -904,7 +913,7 @@ class Synchroniser:
                 self.way = self._choose_way()
                 self._hooks.remove()
                 self._hooks = self._watch()
-                self._note_lost()
+                self._note_lost(tried=not asking)
                 return
             except (PeerLost, PeerTimeout):
                 continue  # one more died meanwhile
