@@ -118,3 +118,16 @@ def test_a_schedule_that_counts_what_was_lost_is_refused_before_the_step_is_take
     code, output = run(tmp_path, options, arguments, "again_script.py")
     assert code == 1
     assert why in output
+
+
+def test_parameters_that_differ_at_the_end_are_refused_where_workers_may_die_too(tmp_path):
+    options, arguments = ["--workers", "2", "--min-workers", "1"], ["edited", "copies", "list"]
+    code, output = run(tmp_path, options, arguments, "again_script.py")
+    assert code == 1
+    assert "0.weight is no longer the same on all workers" in output
+
+
+@pytest.mark.parametrize("way", ["shared", "copies"])
+def test_a_worker_that_dies_before_the_last_comparison_keeps_nobody_from_ending(tmp_path, way):
+    train(tmp_path, 3, ["--min-workers", "1"], "every", "0:0:close", way=way)
+    check(tmp_path, (1, 2), "every")

@@ -233,8 +233,8 @@ class Synchroniser:
 
     def _look_at_the_end(self) -> None:
         """A worker that left out a step is told so when it leaves. Not on the way out of an error, nor for somebody who
-        has gone already."""
-        if sys.exc_info()[0] is not None or self._job.elastic is not None:
+        has gone already, or dies meanwhile: all steps are over, so nobody needs to go on."""
+        if sys.exc_info()[0] is not None:
             return
         try:
             self.look(ends=True)
@@ -315,7 +315,7 @@ class Synchroniser:
             self._end_step()
             self._go_on(error, finished)
         self._emit(ParametersUpdated())
-        return finished and not self._job.undone
+        return not self._job.undone and (finished or not isinstance(self.way, EveryStep))  # local steps stay
 
     def _check_step_a_batch(self) -> None:
         """Only what was a step can be taken again, and who comes later can only begin after one."""
@@ -892,8 +892,6 @@ class Synchroniser:
         last: LastStep | None = None
         job = self._job
         undone = job.undone or (0 if finished else job.batches - job.begun)
-        if undone and self._step_begin is not None:
-            self._step_begin.restore()
         while True:
             try:
                 self._job.regroup(keeps=self._keeps)  # from here on nobody writes to what the ranks shared
@@ -905,6 +903,8 @@ class Synchroniser:
                     return
                 job.undone, self._wishes.outer.alike = undone, True
                 if last is None:
+                    if undone and self._step_begin is not None:
+                        self._step_begin.restore()
                     self.way.close()
                     last, self.way = LastStep(self._trained), Alone(self._emit)
                 last.restore()
