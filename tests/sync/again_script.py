@@ -9,6 +9,7 @@ A moment is "wrapped" (the model is, and no batch was given yet), or what is beg
 import os
 import signal
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -19,12 +20,25 @@ from torch.utils.data import DataLoader, TensorDataset
 import gradtide
 from gradtide.environment import read_environment
 
-EPOCHS, SAMPLES, BATCH = 2, 62, 10
+EPOCHS, SAMPLES, BATCH, BATCHES = 2, 62, 10, 7
+
+
+class Counting(nn.Module):
+    """Knows how often it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return x * (1 + 0.01 * self.calls)
 
 
 def build():
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)).double()
+    net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), Counting(), nn.Linear(16, 4)).double()
     return net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5)
 
 
@@ -46,28 +60,140 @@ def every(model, rule, loader, moment):
         moment("end")
 
 
-PROGRAMS = {"every": every}
+def own_counter(model, rule, loader, moment):
+    """Accumulates three batches, by the loop's own counter."""
+    for i, (x, y) in enumerate(loader):
+        accumulate(model, i % 3 == 2 or i == BATCHES - 1, x, y, moment)
+
+
+def by_place(model, rule, loader, moment):
+    """The same, by what shard says."""
+    for x, y in loader:
+        accumulate(model, loader.place % 3 == 2 or loader.place + 1 == len(loader), x, y, moment)
+
+
+def carries_over(model, rule, loader, moment):
+    """Leaves the gradient of an epoch's last batch to the next epoch."""
+    for x, y in loader:
+        accumulate(model, loader.place % 3 == 2, x, y, moment)
+
+
+def apart(model, rule, loader, moment):
+    """Worker 1 takes other batches for the last one of a step."""
+    for x, y in loader:
+        accumulate(model, (loader.place + read_environment().launch.rank) % 3 == 2, x, y, moment)
+
+
+def scheduled(model, rule, loader, moment, when="after"):
+    """A schedule by steps, kept in model.state."""
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(rule, max_lr=0.3, total_steps=EPOCHS * BATCHES + 4)
+    if "scheduler" in model.state:
+        scheduler.load_state_dict(model.state["scheduler"])
+        rule.param_groups[0].update(model.state["options"])
+    for x, y in loader:
+        moment("forward")
+        functional.cross_entropy(model(x), y).backward()
+        if when == "before":
+            scheduler.step()
+        moment("step")
+        model.step()
+        moment("end")
+        if when == "after":
+            scheduler.step()
+        model.state["steps"] = model.state.get("steps", 0) + 1
+        model.state["scheduler"] = scheduler.state_dict()
+        model.state["options"] = {name: rule.param_groups[0][name] for name in ("lr", "momentum")}
+    assert model.state["steps"] % BATCHES == 0
+
+
+def scheduled_before(model, rule, loader, moment):
+    scheduled(model, rule, loader, moment, when="before")
+
+
+def scheduled_by_hand(model, rule, loader, moment):
+    """A function of its own sets the rate, by a counter that nobody knows of."""
+    for count, (x, y) in enumerate(loader):
+        rule.param_groups[0]["lr"] = 0.1 / (1 + count)
+        moment("forward")
+        functional.cross_entropy(model(x), y).backward()
+        moment("step")
+        model.step()
+
+
+def edited(model, rule, loader, moment):
+    """Trains as others do; at the end each worker edits its parameters."""
+    every(model, rule, loader, moment)
+
+
+def two_steps(model, rule, loader, moment):
+    """Two steps with each batch."""
+    for x, y in loader:
+        for _ in range(2):
+            moment("forward")
+            functional.cross_entropy(model(x), y).backward()
+            moment("step")
+            model.step()
+
+
+def accumulate(model, last, x, y, moment):
+    moment("forward")
+    loss = functional.cross_entropy(model(x), y) / 3
+    with nullcontext() if last else model.no_sync():
+        loss.backward()
+    moment("backward")
+    if last:
+        moment("step")
+        model.step()
+    moment("end")
+
+
+PROGRAMS = {
+    program.__name__: program
+    for program in (
+        every,
+        own_counter,
+        by_place,
+        carries_over,
+        apart,
+        two_steps,
+        scheduled,
+        scheduled_before,
+        scheduled_by_hand,
+        edited,
+    )
+}
 
 
 class Plain:
     """What stands for the wrapper in one process."""
 
     def __init__(self, net, rule):
-        self.net, self.rule = net, rule
+        self.net, self.rule, self.state = net, rule, {}
 
     def __call__(self, x):
         return self.net(x)
+
+    def no_sync(self):
+        return nullcontext()
 
     def step(self):
         self.rule.step()
         self.rule.zero_grad()
 
 
+class Places(list):
+    """What stands for `shard`."""
+
+    def __iter__(self):
+        for self.place, batch in enumerate(super().__iter__()):
+            yield batch
+
+
 def alone(program):
     net, rule = build()
     model = Plain(net, rule)
     for _ in range(EPOCHS):
-        PROGRAMS[program](model, rule, data("list"), lambda _: None)
+        PROGRAMS[program](model, rule, Places(data("list")), lambda _: None)
     return [p.detach().numpy() for p in net.parameters()]
 
 
@@ -89,6 +215,9 @@ def main(folder, program, way, loader, *deaths):
     for epoch in range(model.epoch, EPOCHS):
         PROGRAMS[program](model, rule, gradtide.shard(data(loader)), moment)
         model.epoch = epoch + 1
+    moment("close")
+    if program == "edited":
+        net[0].weight.data[0, 0] += 0.1 * around.launch.rank
     model.close()
     np.savez(f"{folder}/{around.launch.rank}.npz", *[p.detach().numpy() for p in net.parameters()])
     print("done", model.explain(), flush=True)

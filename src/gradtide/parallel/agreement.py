@@ -84,7 +84,7 @@ def together(job: Job, work: Callable[[Group | None], T]) -> T:
             job.exchanges += 1
             return done
         except CommunicationError as error:
-            if job.elastic is None or job.recover is None:
+            if job.elastic is None:
                 raise
             job.recover(error)
 

@@ -165,10 +165,11 @@ class DataParallel(nn.Module):
         self._synchroniser.before_forward()
         self._synchroniser.watch(loss)
 
-    def step(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+    def step(self, optimizer: torch.optim.Optimizer | None = None) -> bool:
         """Updates every worker's parameters in the same way, and clears the gradients: `optimizer.step()` and
-        `zero_grad()`, of all optimizers or of one."""
-        self._synchroniser.step(None if optimizer is None else as_optimizers(optimizer))
+        `zero_grad()`, of all optimizers or of one. False: the step was lost with a worker, and `shard` gives its
+        batches again."""
+        return self._synchroniser.step(None if optimizer is None else as_optimizers(optimizer))
 
     def synchronise(self) -> None:
         """Makes every .grad that of all workers. A backward outside of no_sync does so anyway."""

@@ -27,6 +27,22 @@ _OF_SAMPLERS = {
     "batch_size drop_last num_workers collate_fn shuffle seed": "it belongs to the DataLoader that shard is given",
     "rank num_replicas world_size workers": "a worker finds its job by itself, under gradtide run or torchrun",
 }
+_ELASTIC = "in a job that may lose or gain workers"
+_BY_PLACE = (
+    f"a step over several batches: {_ELASTIC} its last one must be told by their place, which is the same on all "
+    "workers, as (batches.place + 1) % 3 == 0 with batches = gradtide.shard(loader); a counter of the loop's own "
+    "begins anew in a worker that comes later, and counts a batch twice that comes again"
+)
+_BEYOND = (
+    f"gradients of this loop's last batches are in no step yet: {_ELASTIC} a step must be taken within the loop over "
+    "gradtide.shard that gave its batches, so that they can be given again; step with the last batch, too, where "
+    "batches.place + 1 == len(batches)"
+)
+_ROUNDS = (
+    f"a step over several batches: over servers, {_ELASTIC}, each batch of gradtide.shard must be a step, for a worker "
+    "that comes later finds its place by counting steps; take larger batches and cut them within the loop, or train "
+    "without servers"
+)
 _KEPT = "_gradtide_shares"  # on a loader: what is known of the workers' speeds
 
 
@@ -72,28 +88,74 @@ class shard(Iterable[Any]):
             raise ConfigError(f"shard: balance={balance!r}; say True or False")
         self._own = OwnPart(self._job, self._shares)
         self._read, self._why_whole = read, why_whole(loader, read, self._whole, check)
+        self._place, self._placed = -1, False  # of the batch that is worked on, and whether the program has asked
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
 
+    @property
+    def place(self) -> int:
+        """How many batches of this iteration come before the one that is worked on: what `enumerate` gives in one
+        process, also to a worker that came later, and when a batch comes again whose step was lost with a worker."""
+        self._placed = True
+        return self._place
+
     def __iter__(self) -> Iterator[Any]:
         job, batches, this = self._job, self._batches(), object()
         self._look_at_window()
+        step: list[Any] = []  # what was given of the step that is under way, and may have to be given again
+        at, self._place = 0, -1
+        self._check_loop_is_whole(first=True)
         try:
             for batch in batches:
-                job.batches += 1
-                yield from self._give(batch, this)
-                batches.go_on(batch)
-                while job.undone:  # its step was lost with a worker: once more, cut for those who are left
-                    job.undone = False
-                    yield from self._give(batch, this)
-                    batches.go_on(batch)
-                batches.finish()
+                at -= self._go_back(batches, step, at) if job.undone else 0
+                if not step:
+                    job.begun, self._place = job.batches, self._place + batches.skipped
+                step.append(batch)
+                while at < len(step):
+                    self._check_placed(begins=not at)
+                    job.batches, self._place, self._placed, at = job.batches + 1, self._place + 1, False, at + 1
+                    yield from self._give(step[at - 1], this)
+                    at -= self._go_back(batches, step, at)
+                if job.elastic is None or not job.keeps_gradients:
+                    batches.finish()
+                    step.clear()
+                    at = 0
+            self._check_loop_is_whole(first=False)
         finally:
             if self._shares is not None:
                 self._shares.leave()
             job.shares.pop(this, None)
             job.share = next(reversed(job.shares.values()), None)  # of a loop around this one
+
+    def _go_back(self, batches: AgreedBatches | GivenBatches, step: Sequence[Any], at: int) -> int:
+        """Agrees with those who came meanwhile on what is next. Returns how many batches come again, since their step
+        was lost with a worker; they are cut for those who are there now."""
+        job = self._job
+        if job.take_back() > at:
+            raise ConfigError(_BEYOND)
+        batches.go_on(step[at - max(1, job.undone)])
+        again, job.undone = job.take_back(), 0
+        job.batches, self._place = job.batches - again, self._place - again
+        return again
+
+    def _check_placed(self, *, begins: bool) -> None:
+        """Where workers die and come, a step over several batches is one only if all count them alike."""
+        job = self._job
+        if begins or job.elastic is None:
+            return
+        if job.by_rounds:
+            raise ConfigError(_ROUNDS)
+        if not self._placed:
+            raise ConfigError(_BY_PLACE)
+
+    def _check_loop_is_whole(self, *, first: bool) -> None:
+        """A step that is not over when a loop is can't be taken again, for its batches can't be given again."""
+        job = self._job
+        if job.elastic is None or job.in_windows or not (job.undone or job.keeps_gradients):
+            return
+        if job.undone or not first:
+            raise ConfigError(_BEYOND)
 
     def _look_at_window(self) -> None:
         """Said once: a window that is longer than an epoch may not be what was meant."""

@@ -92,7 +92,7 @@ def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, unprov
         unused = "" if compression is None else f"; {_NOTHING_BETWEEN}"
         if compression is not None:
             compression.decided = _NOTHING_BETWEEN
-        return Reduce(trained, spread, None, _ALL_INSIDE + unused, emit, overlap=wishes.overlap)
+        return Reduce(trained, job, spread, None, _ALL_INSIDE + unused, emit, overlap=wishes.overlap)
     note = ""
     if compression is not None:
         settings, note = decide(compression.settings, trained, job.group)
@@ -119,13 +119,14 @@ def _choose_whole(
     if beside is not None:
         why = "as asked for" if wishes.sync == TORCH else f"parameters are on {beside.device}"
         reason = f"torch.distributed's own group for {beside.device.type}: {why}; then a step on each worker"
-        return Reduce(trained, beside, None, reason, emit, overlap=wishes.overlap)
+        return Reduce(trained, job, beside, None, reason, emit, overlap=wishes.overlap)
     if wishes.sync != "auto":
         reason = f"strategy {wishes.sync}, as asked for"
-        return Reduce(trained, job.group, wishes.sync, reason, emit, overlap=wishes.overlap)
+        return Reduce(trained, job, job.group, wishes.sync, reason, emit, overlap=wishes.overlap)
     if not hindrance and wishes.share_parameters is not False:
         return SharedParameters(
             trained,
+            job,
             job.group,
             f"parameters are shared: all {job.size} workers are on one host and {_name(trained)} is elementwise, so "
             "each reduces and updates its own part in one pass over memory",
@@ -134,9 +135,9 @@ def _choose_whole(
     why = hindrance or "share_parameters=False"
     if job.group.on_one_host:
         reason = f"all-reduce in shared memory, then a step on each worker; parameters are not shared: {why}"
-        return Reduce(trained, job.group, None, reason, emit, overlap=wishes.overlap)
+        return Reduce(trained, job, job.group, None, reason, emit, overlap=wishes.overlap)
     reason = f"all-reduce over links between the hosts, then a step on each worker; parameters are not shared: {why}"
-    return Reduce(trained, job.group, None, reason, emit, overlap=wishes.overlap)
+    return Reduce(trained, job, job.group, None, reason, emit, overlap=wishes.overlap)
 
 
 def _choose_over_servers(trained: Trained, job: Job, local: Local, wishes: Wishes, emit: Emit) -> Way:
@@ -192,7 +193,7 @@ def _choose_local(trained: Trained, job: Job, wishes: Wishes, spread: Group | De
         steps = torch.tensor([known.steps])
         job.group.broadcast(steps)
         known.steps = int(steps)
-    dense = Reduce(trained, spread, None, "", emit, overlap=wishes.overlap) if local.after else None
+    dense = Reduce(trained, job, spread, None, "", emit, overlap=wishes.overlap) if local.after else None
     hosts = None if local.within is None else len(set(job.group.host_of))
     way = LocalSteps(trained, job, spread, local, known, dense, emit)
     _smaller(way, trained, job, wishes.compression, hosts)
@@ -200,7 +201,7 @@ def _choose_local(trained: Trained, job: Job, wishes: Wishes, spread: Group | De
         known.inside = known.inside or join_inside(job.group)
         if known.inside is not None:
             own = DeviceGroup(known.inside, spread.device) if isinstance(spread, DeviceGroup) else known.inside
-            reduce = Reduce(trained, own, None, "", emit, overlap=wishes.overlap)
+            reduce = Reduce(trained, job, own, None, "", emit, overlap=wishes.overlap)
             way.inside = InsideHost(job, known.inside, reduce)
     return way
 

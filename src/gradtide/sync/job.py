@@ -2,7 +2,6 @@
 
 import functools
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -114,7 +113,8 @@ class Job:
     held: tuple[int, int] | None = None  # until local steps meet: the rank (-1: none) and size that batches are cut by
     exchanges: int = 0  # about what is in batches that this worker has finished
     behind: int = 0  # batches that the others were given before this worker came
-    undone: bool = False  # the step of the last batch was lost with a worker: `shard` gives it again
+    begun: int = 0  # batches that `shard` had given before the first one of the step that is under way
+    undone: int = 0  # batches whose step was lost with a worker: `shard` gives them again
     apart: bool = False  # each worker comes and goes by itself, so they can't agree on anything but through servers
     agreed: int = 0  # the generation whose workers have agreed on what they go on with
     served: set[str] = field(default_factory=set)  # the addresses of servers that a model is trained through
@@ -129,8 +129,8 @@ class Job:
     reading: str = ""  # how the data of the last loop over `shard` is read, where that is worth a word
     news: list[Event] = field(default_factory=list)  # for whoever watches the model
     timeouts: Timeouts = field(default_factory=default_timeouts)
-    recover: Callable[[CommunicationError], None] | None = field(default=None, repr=False)  # goes on with who is left
     trainings: "list[weakref.ref[Any]]" = field(default_factory=list, repr=False)  # the synchronisers that live
+    stepped: int = 0  # batches that were given when the last step ended
     _group: Group | None = field(default=None, repr=False)
     _is_watched: bool = field(default=False, repr=False)
 
@@ -194,6 +194,37 @@ class Job:
         """Whoever watches is told how this host's clock stands to that of the first worker."""
         if self._group is not None and self._is_watched:
             self._group.compare_clocks(self.news.append)
+
+    # --- what was lost with a worker ---
+
+    @property
+    def living(self) -> list[Any]:
+        """The synchronisers; a job outlives the models that it trains, and does not keep them."""
+        return [found for known in self.trainings if (found := known()) is not None]
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether there are gradients that no step has taken yet, of batches that were given."""
+        return any(one.keeps_gradients for one in self.living)
+
+    @property
+    def by_rounds(self) -> bool:
+        """Whether who comes later finds its place by the servers' rounds, so that each batch must be one of them."""
+        return self.apart and not self.in_windows and not self.nobody_waits
+
+    def recover(self, error: CommunicationError) -> None:
+        """Goes on with those who are left, where one died while all agreed on something between two steps."""
+        trained = [one for one in self.living if one.can_go_on]
+        if not trained:
+            raise error
+        trained[-1].recover(error)
+
+    def take_back(self) -> int:
+        """How many batches are to be given again; what their step did besides, on this worker, never was."""
+        if self.undone:
+            for one in self.living:
+                one.take_back()
+        return self.undone
 
     def watched(self, emit: Emit) -> Emit:
         """An observer that tells `emit`, and the stopwatch of a part that is measured."""

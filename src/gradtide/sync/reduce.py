@@ -16,6 +16,7 @@ from gradtide.schedule.predict.sent import bytes_sent
 from gradtide.schedule.predict.simulate import simulate
 from gradtide.sync.buckets import Bucket, BucketMemory, Buckets
 from gradtide.sync.in_group import InGroup
+from gradtide.sync.job import Job
 from gradtide.sync.state import DIGEST_BYTES, Options
 from gradtide.sync.trained import Trained
 from gradtide.sync.watching.guard import LateGuard
@@ -31,6 +32,7 @@ class Reduce(InGroup):
     def __init__(
         self,
         trained: Trained,
+        job: Job,
         group: Group | DeviceGroup,
         strategy: Strategy | None,
         reason: str,
@@ -39,7 +41,7 @@ class Reduce(InGroup):
         overlap: bool = True,
     ) -> None:
         super().__init__(trained, group)
-        self.reason, self._emit, self._strategy = reason, emit, strategy
+        self.reason, self._emit, self._strategy, self._job = reason, emit, strategy, job
         self._handles: list[Handle[Any]] = []
         self.asked_to_look, self._asks = False, False
         self._late = set[int]()  # buckets that left before their gradients were whole
@@ -90,7 +92,7 @@ class Reduce(InGroup):
         self._late.clear()
         self._buckets.restart()
         self._late_guard.watch(bool(flags.at_step))
-        self._options.settle(flags.digest, self._group)
+        self._options.settle(flags.digest, self._group, self._job.batches)
         self.asked_to_look = bool(flags.look)
 
     def _emit_bytes(self) -> None:
@@ -109,7 +111,7 @@ class Reduce(InGroup):
         flags.at_step.fill_(late)
         flags.look.fill_(self._asks)
         self._asks = False
-        flags.digest.copy_(self._options.told())
+        flags.digest.copy_(self._options.told(self._job.batches))
 
     def _wait(self) -> None:
         self._emit(Waiting())
@@ -190,7 +192,7 @@ class _Flags:
     """What every rank tells all others with each synchronisation: the largest of each byte counts."""
 
     def __init__(self, parameters: int, buckets: int) -> None:
-        sizes = [parameters, parameters, buckets, 1, 1, 4 * DIGEST_BYTES]
+        sizes = [parameters, parameters, buckets, 1, 1, 6 * DIGEST_BYTES]
         self.all = torch.zeros(sum(sizes), dtype=torch.uint8)
         self.used, self.sparse, self.late, self.at_step, self.look, self.digest = self.all.split(sizes)
 

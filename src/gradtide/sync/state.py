@@ -22,10 +22,12 @@ __all__ = [
     "Options",
     "alike",
     "check_alike",
+    "check_batches",
     "compare_models",
     "difference",
     "kind_of",
     "outline",
+    "plain_options",
     "share_buffers",
     "share_named",
     "share_place",
@@ -159,7 +161,7 @@ def share_state(trained: Trained, job: Job, group: Group, spread: Group | Device
     if group.rank and job.elastic is not None and job.elastic.newcomer and not job.batches:  # not when its way changes
         _take_place(trained, job, told)
     elif group.rank:
-        job.undone = job.batches > told.batches  # a death may find one of us before a step's end, another after it
+        job.undone = max(0, job.batches - told.batches)  # a death may find one before a step's end, another after it
     for parameter, named in zip(trained.parameters, told.state, strict=True):
         _share_one(trained.state_of(parameter), parameter, named, spread)
 
@@ -171,6 +173,17 @@ def _check_batches(job: Job, group: Group) -> None:
         raise ConfigError(
             f"workers 0 to {group.size - 1} come to this step with their batches number {given} of gradtide.shard: one "
             "of them left out the step of a batch; take it on all workers, or on none"
+        )
+
+
+def check_batches(given: Sequence[int]) -> None:
+    """Which batch of `shard` each rank takes this step with; all must take it with the same."""
+    other = next((rank for rank, batches in enumerate(given) if batches != given[0]), None)
+    if other is not None:
+        raise ConfigError(
+            f"worker {other} takes this step with its batch number {given[other]} of gradtide.shard, and worker 0 with "
+            f"number {given[0]}: workers do not agree on no_sync() or on a step; let batches.place decide, of "
+            "batches = gradtide.shard(loader), which is the same on all of them, and no counter of the loop's own"
         )
 
 
@@ -241,7 +254,7 @@ class Options:
         known = [[_plain(v) for k, v in group.items() if k != "params"] for group in self._trained.groups]
         if known != self._known:
             self._known = known
-            self._digest = _digest(repr([_plain_options(group) for group in self._trained.groups]))
+            self._digest = _digest(repr([plain_options(group) for group in self._trained.groups]))
         return self._digest
 
     def stepped(self) -> None:
@@ -258,14 +271,17 @@ class Options:
         self._steps = steps
         self._at_step = _digest(f"{steps} {self.digest()!r}") if steps else bytes(DIGEST_BYTES)
 
-    def told(self) -> Tensor:
-        """For an all-reduce of maxima: what they are, and were at the last step, each with its opposite."""
-        both = _bytes(self.digest() + self._at_step)
-        return torch.cat([both, 255 - both])
+    def told(self, batches: int = 0) -> Tensor:
+        """For an all-reduce of maxima: what they are, and were at the last step, and how many batches were given until
+        now, each with its opposite."""
+        all_three = _bytes(self.digest() + self._at_step + batches.to_bytes(DIGEST_BYTES, "little"))
+        return torch.cat([all_three, 255 - all_three])
 
-    def settle(self, largest: Tensor, group: Group | DeviceGroup) -> None:
+    def settle(self, largest: Tensor, group: Group | DeviceGroup, batches: int = 0) -> None:
         high, low = largest.view(2, -1).int()
-        now, then = (high + low).ne(255).view(2, -1).any(1).tolist()
+        now, then, where = (high + low).ne(255).view(3, -1).any(1).tolist()
+        if where:
+            check_batches(group.all_gather(torch.tensor([batches])).flatten().tolist())
         if then:
             raise ConfigError(
                 "a worker took a step that another left out, or took it with other options of its optimizers, so their "
@@ -276,7 +292,7 @@ class Options:
 
     def take(self, group: Group | DeviceGroup) -> None:
         """Rank 0's become everybody's."""
-        own = [_plain_options(one) for one in self._trained.groups]
+        own = [plain_options(one) for one in self._trained.groups]
         told = msgspec.json.decode(told_by(msgspec.json.encode(own), group))
         for number, (mine, theirs) in enumerate(zip(self._trained.groups, told, strict=True)):
             before, changed = dict(mine), _adopt(mine, theirs)
@@ -294,7 +310,7 @@ def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, Tensor) else value
 
 
-def _plain_options(group: dict[str, Any]) -> dict[str, Any]:
+def plain_options(group: dict[str, Any]) -> dict[str, Any]:
     plain = {k: _plain(v) for k, v in group.items() if k != "params"}
     return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items() if _is_plain(v)}
 
@@ -318,11 +334,11 @@ def _share_one(
 
 
 def _tell(trained: Trained, job: Job) -> bytes:
-    options = [_plain_options(group) for group in trained.groups]
+    options = [plain_options(group) for group in trained.groups]
     state = [
         {name: _describe(value) for name, value in trained.state_of(p).get(p, {}).items()} for p in trained.parameters
     ]
-    standing = _Standing(job.batches - job.undone, options, state, job.state, job.epoch_began)
+    standing = _Standing(job.batches + job.behind - job.undone, options, state, job.state, job.epoch_began)
     try:
         return msgspec.json.encode(standing)
     except (TypeError, ValueError) as error:

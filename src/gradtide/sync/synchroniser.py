@@ -29,6 +29,7 @@ from gradtide.sync.trained import Trained, find_trained, needs_closure
 from gradtide.sync.watching.alike import AlikeNet
 from gradtide.sync.watching.backward import BackwardHooks
 from gradtide.sync.watching.guard import Trial
+from gradtide.sync.watching.lost_step import LostStep, StepBegin
 from gradtide.sync.watching.own_gradient import OwnGradients
 from gradtide.sync.watching.steps import StepHooks
 from gradtide.sync.watching.uneven import UnevenLoops
@@ -54,6 +55,9 @@ class Synchroniser:
         if any(isinstance(module, _BatchNorm) for module in trained.module.modules()):
             job.least_part = max(job.least_part, 2)
         self._synchronising, self._stepping, self._uneven = True, False, UnevenLoops(job)
+        self._lost: LostStep | None = None  # until its batches come again
+        self._tried: LostStep | None = None  # until it is taken again
+        self._step_begin: StepBegin | None = None  # of the step that is under way
         self._weighed: float | None = None  # what the user said that this worker's loss counts
         self._said = 0.0, 0.0  # the same as it was said, for another way
         self._rounds, self._clipped = 0, 0  # synchronisations so far; the one whose gradient was clipped
@@ -71,11 +75,10 @@ class Synchroniser:
         self._trial, self._unproven = Trial(trained) if self._on_trial else None, ON_TRIAL if self._on_trial else ""
         self.way = self._choose_way()
         job.nobody_waits = _is_async(wishes.sync)
-        if self._can_go_on:
-            job.recover = _recover_by(weakref.ref(self), job)
         self._hooks, self._editing, self._loads = self._watch(), False, self._watch_loads()
         self._step_hooks = StepHooks(self._before_optimizer, self._after_optimizer, self._before_stranger)
         self._step_hooks.know(trained.optimizers)
+        self._job.trainings.append(weakref.ref(self))
         if isinstance(self.way, LocalSteps) and self._is_called_apart(self.way):
             self._go_on(None, finished=True)
 
@@ -139,8 +142,10 @@ class Synchroniser:
             )
         if self._weighed is not None:
             self._check_weighed()
-        if self._trained.is_outdated():
+        if self._trained.is_outdated() and not self._job.undone:
             self.follow()
+        if self._step_begin is None and self._can_go_on:
+            self._step_begin = StepBegin(self._trained)
 
     def watch(self, outputs: Any) -> None:
         """What forward returned."""
@@ -152,6 +157,8 @@ class Synchroniser:
             self._wishes.compression.begins(self._trained.names[index], held, over_servers=over_servers)
 
     def _on_gradient(self, index: int, weight: float) -> None:
+        if self._job.undone:
+            return
         if self._synchronising:
             self._given.add(index)
             self._given_half.discard(index)
@@ -160,6 +167,8 @@ class Synchroniser:
             self._given_half.add(index)
 
     def _on_end(self, added: bool) -> None:
+        if self._job.undone:
+            return
         if self._wishes.trial:
             self.way.saw()
         if self._synchronising:
@@ -225,8 +234,8 @@ class Synchroniser:
 
     def _look_at_the_end(self) -> None:
         """A worker that left out a step is told so when it leaves. Not on the way out of an error, nor for somebody who
-        has gone already."""
-        if sys.exc_info()[0] is not None or self._job.elastic is not None:
+        has gone already, or dies meanwhile: all steps are over, so nobody needs to go on."""
+        if sys.exc_info()[0] is not None:
             return
         try:
             self.look(ends=True)
@@ -256,6 +265,8 @@ class Synchroniser:
         """Before a backward: this worker's loss is a mean over so many terms; it counts as its part of all workers'."""
         if terms < 0:
             raise ConfigError(f"weigh({terms:g}): a mean is over 0 terms or more")
+        if self._job.undone:
+            return
         self._check_weighed()
         counts = self._job.weight  # nothing if this worker has no sample, but one that stands in for it
         self._said = terms if counts else 0.0, counts
@@ -275,14 +286,21 @@ class Synchroniser:
 
     # --- a step ---
 
-    def step(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> None:
-        """Synchronises what has not left yet, updates every worker's parameters alike, and clears the gradients."""
+    def step(self, optimizers: Sequence[torch.optim.Optimizer] | None = None) -> bool:
+        """Synchronises what has not left yet, updates every worker's parameters alike, and clears the gradients.
+        Returns False if the step was lost with a worker."""
         finished = False
         self._check_not_ended()
         if self._closed:
             raise ConfigError(
                 "close() has ended the training of this wrapper; wrap the model again, or step its optimizer alone"
             )
+        if self._job.undone:  # what is left of this pass of the loop does nothing: its batches come again
+            return False
+        self._check_step_a_batch()
+        tried, self._tried = self._tried, None
+        if tried is not None:
+            tried.check_again()
         if not self._wishes.trial:  # fit's backwards are pieces of one part
             self.way.saw()
         optimizers = self._given_optimizers if optimizers is None else optimizers
@@ -290,7 +308,7 @@ class Synchroniser:
         try:
             self._take_step(optimizers)
             self._count_step(optimizers)
-            finished = True
+            finished, self._job.stepped, self._step_begin = True, self._job.batches, None
             self._end_step()
             if self._is_called():
                 self._go_on(None, finished)
@@ -302,6 +320,17 @@ class Synchroniser:
             self._end_step()
             self._go_on(error, finished)
         self._emit(ParametersUpdated())
+        return not self._job.undone and (finished or not isinstance(self.way, EveryStep))  # local steps stay
+
+    def _check_step_a_batch(self) -> None:
+        """Only what was a step can be taken again, and who comes later can only begin after one."""
+        job = self._job
+        again = self._can_go_on and isinstance(self.way, EveryStep)
+        if (again or job.by_rounds) and job.shares and job.stepped == job.batches:
+            raise ConfigError(
+                "a second step with one batch of gradtide.shard: in a job that may lose or gain workers a batch is in "
+                "one step, which can be taken again; sum the losses, or leave --min-workers and the like out"
+            )
 
     def _count_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Where there are several optimizers, a step is over with that of the last one. (Where one of them came later,
@@ -340,12 +369,15 @@ class Synchroniser:
             self._unshare(why)
             return
         self._look_in_turn()
+        if self.way.is_collective:  # before the step: should it fail, that never was
+            self.way.share_buffers(self._uneven.first_going)
         self.way.step(weights)
         self._rounds += 1
         self._stepped = dict.fromkeys(self._stepped, self._rounds)
         self._forget_given()
         self._hooks.synchronised(self._equal_part())
-        self.way.share_buffers(self._uneven.first_going)
+        if not self.way.is_collective:
+            self.way.share_buffers(self._uneven.first_going)
         # What a learning-rate scheduler looks at before it warns that the optimizer has not stepped yet.
         self._trained.optimizer._opt_called = True  # type: ignore[attr-defined]
 
@@ -470,6 +502,8 @@ class Synchroniser:
 
     def synchronise(self) -> None:
         """Afterwards every .grad is the one of all workers, where the way has such a moment."""
+        if self._job.undone:
+            return
         self._leave_sharing(Unshare.WHOLE)
         if not self.way.workers_step:
             self.way.synchronise((), False)
@@ -488,6 +522,9 @@ class Synchroniser:
     @contextlib.contextmanager
     def edit(self) -> Iterator[None]:
         """In it the parameters may be changed; afterwards all workers have what worker 0 has."""
+        if self._job.undone:  # it comes again, with the step that was lost
+            yield
+            return
         with self._purpose("in model.edit() or load_state_dict(), which all workers enter together"):
             if self.way.is_collective:
                 self.meet()
@@ -754,7 +791,6 @@ class Synchroniser:
             )
         for one in others:
             one._let_go()
-        self._job.trainings.append(weakref.ref(self))
 
     def _let_go(self) -> None:
         self.together(self.way.finish, lambda: None)
@@ -818,10 +854,56 @@ class Synchroniser:
             way.hand_over(elastic.number, elastic.going)
         return called
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the others of the job go on without one who dies."""
+        return self._can_go_on
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether there may be some that no step has taken yet, on this worker or, in no_sync, on another."""
+        return self._kept_some or self._hooks.holding
+
+    def recover(self, error: CommunicationError) -> None:
+        """A peer died between two steps, or within one, of several batches."""
+        finished = not (self._job.undone or self.keeps_gradients)
+        self._end_step()
+        self._go_on(error, finished, asking=True)
+
+    def _note_lost(self, *, tried: bool) -> None:
+        job, self._lost = self._job, None
+        if not job.undone:
+            self._tried = None
+            return
+        job.stepped = job.batches - job.undone
+        if not job.shares:
+            raise ConfigError(
+                "a step was lost with a worker that was taken outside of the loop over gradtide.shard that gave its "
+                "batches, so they can't be given again; take steps within it"
+            )
+        self._lost = LostStep(self._trained, self.way, job)
+        if tried:
+            self._tried = self._lost
+        elif self._tried is None and self._step_begin is not None:
+            self._step_begin.check_options()
+
+    def take_back(self) -> None:
+        """The batches of a lost step are about to come again: what the program did since it was lost never was."""
+        lost, self._lost = self._lost, None
+        if lost is not None:
+            lost.take_back()
+            self._step_begin = None
+            for parameter in self._trained.parameters:
+                parameter.grad = None
+            self._forget_given()
+            self._hooks.synchronised(self._equal_part())
+
     def _go_on(self, error: CommunicationError | None, finished: bool, *, asking: bool = False) -> None:
         """A peer died, or somebody comes or goes: the next members go on from the last finished step, and `shard` gives
         the batch of a step that was lost again. `asking`: for the order of batches."""
         last: LastStep | None = None
+        job = self._job
+        undone = job.undone or (0 if finished else job.batches - job.begun)
         while True:
             try:
                 self._job.regroup(keeps=self._keeps)  # from here on nobody writes to what the ranks shared
@@ -831,8 +913,10 @@ class Synchroniser:
                     if self._is_called_apart(self.way):
                         continue
                     return
-                self._job.undone, self._wishes.outer.alike = not finished, True
+                job.undone, self._wishes.outer.alike = undone, True
                 if last is None:
+                    if undone and self._step_begin is not None:
+                        self._step_begin.restore()
                     self.way.close()
                     last, self.way = LastStep(self._trained), Alone(self._emit)
                 last.restore()
@@ -841,6 +925,7 @@ class Synchroniser:
                 self.way = self._choose_way()
                 self._hooks.remove()
                 self._hooks = self._watch()
+                self._note_lost(tried=not asking)
                 return
             except (PeerLost, PeerTimeout):
                 continue  # one more died meanwhile
@@ -904,15 +989,3 @@ def _check_servers_know(new: Trained, old: Trained, way: OverServers) -> None:
 def _is_async(sync: object) -> bool:
     """Servers, or local steps over them."""
     return "async" in (getattr(sync, "mode", None), getattr(getattr(sync, "over", None), "mode", None))
-
-
-def _recover_by(known: "weakref.ref[Synchroniser]", job: Job) -> Callable[[CommunicationError], None]:
-    """A job outlives the models that it trains, and must not keep them."""
-
-    def recover(error: CommunicationError) -> None:
-        found = known()
-        if found is None:
-            raise error
-        found._go_on(error, finished=not job.undone, asking=True)  # else the batch that is to be given again would not
-
-    return recover

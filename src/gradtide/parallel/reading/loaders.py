@@ -36,6 +36,7 @@ class GivenBatches(Iterable[Any]):
 
     def __init__(self, loader: Iterable[Any], job: Job, check: bool) -> None:
         self._loader, self._job, self._check = loader, job, check
+        self.skipped = 0  # batches that the others were given before we came, since the last that was given here
 
     def __iter__(self) -> Iterator[Any]:
         job, first, batches = self._job, True, iter(self._loader)
@@ -46,7 +47,7 @@ class GivenBatches(Iterable[Any]):
             if job.behind:  # a worker that came later begins where the others are
                 if batch is _END:
                     return
-                job.behind, job.batches = job.behind - 1, job.batches + 1
+                job.behind, job.batches, self.skipped = job.behind - 1, job.batches + 1, self.skipped + 1
                 continue
             if self._check and job.held is None and (first or job.agreed != job.generation):
                 compare(job, partial(digest_batch, None if batch is _END else batch))
@@ -56,12 +57,13 @@ class GivenBatches(Iterable[Any]):
             yield batch
 
     def go_on(self, batch: Any) -> None:
-        """After a batch was trained on: those who came meanwhile must have the one that is given once more."""
+        """After a batch was trained on: those who came meanwhile must have the one that is next, if it comes again."""
         if self._check and self._job.undone and self._job.agreed != self._job.generation:
             compare(self._job, partial(digest_batch, batch))
 
     def finish(self) -> None:
-        """The batch is trained on, and will not be given again."""
+        """What was given is trained on, and will not be given again."""
+        self.skipped = 0
 
 
 class AgreedBatches(Iterable[Any]):
@@ -85,7 +87,7 @@ class AgreedBatches(Iterable[Any]):
         number = None if self._reader is None else self._job.number
         batches = replay(self._loader, self._begin, number)
         for batch in batches if self._reader is None else self._reader.batches(batches):
-            self._order.giving = True
+            self._order.given += 1
             yield batch
 
     def _begin(self, own: Iterator[Any]) -> Iterator[Any]:
@@ -96,6 +98,11 @@ class AgreedBatches(Iterable[Any]):
         """After a batch was trained on: agrees with those who came meanwhile on what is next."""
         self._order.go_on()
 
+    @property
+    def skipped(self) -> int:
+        """Batches that the others were given before we came, since the last that was given here."""
+        return self._order.skipped_now
+
     def finish(self) -> None:
-        """The batch is trained on, and will not be given again."""
+        """What was given is trained on, and will not be given again."""
         self._order.finish()

@@ -47,7 +47,8 @@ class Order(Iterator[Any]):
         self._known = -1  # how many of this iteration are agreed on so far; -1: we have just come, and know nothing
         self._skipped = 0  # that the others were given before we came
         self._same = True  # our own sampler would have given just these
-        self.giving = False  # the first that was asked for is being trained on
+        self.skipped_now = 0  # the same, until one was given to us
+        self.given = 0  # of those that were asked for, the first ones: of the step that is under way
 
     def __next__(self) -> Any:
         if not self._begun:
@@ -69,15 +70,17 @@ class Order(Iterator[Any]):
             self._own = chain(first, self._own)
         while job.behind and next(self._own, end) is not end:
             job.behind, job.batches, self._skipped = job.behind - 1, job.batches + 1, self._skipped + 1
+        self.skipped_now = self._skipped
         if job.behind:
             self._ended = True
         elif not self.go_on():
             self._known = self._skipped
 
     def finish(self) -> None:
-        """The batch that the loader gave last is trained on."""
-        self._asked.popleft()
-        self.giving = False
+        """What the loader gave is trained on."""
+        for _ in range(self.given):
+            self._asked.popleft()
+        self.given = self.skipped_now = 0
 
     # --- what the leader says ---
 
@@ -144,7 +147,7 @@ class Order(Iterator[Any]):
     def _meet(self, group: Group | None) -> None:
         """Who knows most tells what is next: a death may find one of us before we are told, another after it."""
         if group is not None:
-            current = list(self._asked)[self.giving and not self._job.undone :]
+            current = list(self._asked)[self.given - self._job.undone :]
             known = [int(row) for row in group.all_gather(torch.tensor([self._known + self._ended]))]
             root = known.index(max(known))
             ours = _encode(_Chunk([*current, *self._plan], self._ended)) if group.rank == root else b""

@@ -60,7 +60,7 @@ class Compression:
         if not self._regrouped:
             return
         self._regrouped = False
-        self.residuals.settle(undone=job.undone)
+        self.residuals.settle(undone=bool(job.undone))
         if job.undone:
             self._unstepped.clear()
         if self._died:

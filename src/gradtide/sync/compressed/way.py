@@ -37,7 +37,7 @@ class CompressedReduce(Reduce):
     ) -> None:
         group = job.group
         assert group is not None
-        super().__init__(trained, group, None, reason, emit, overlap=overlap)
+        super().__init__(trained, job, group, None, reason, emit, overlap=overlap)
         self._lane, self._after, self._state, self._rates = group, settings.after, compression, ResidualRates(trained)
         compression.settle(job)
         known = torch.tensor([compression.steps, compression.rounds])

@@ -28,10 +28,11 @@ from gradtide.errors import ConfigError
 from gradtide.events import Emit, GradientsSynchronised, LinksPlanned, Waiting
 from gradtide.kernels import KERNELS
 from gradtide.sync.in_group import InGroup
+from gradtide.sync.job import Job
 from gradtide.sync.shared.flat import FlatRun, lay_out
 from gradtide.sync.shared.pieces import PIECE_ELEMENTS, Stepper, StepPiece
 from gradtide.sync.shared.storages import find_storages
-from gradtide.sync.state import Options
+from gradtide.sync.state import Options, check_batches
 from gradtide.sync.trained import Trained
 from gradtide.sync.watching.guard import Guard, StateKeeper
 from gradtide.transport.memory import PrivatePages, tensor_over
@@ -70,9 +71,9 @@ class SharedParameters(InGroup):
     workers_step = False
     _group: Group
 
-    def __init__(self, trained: Trained, group: Group, reason: str, emit: Emit) -> None:
+    def __init__(self, trained: Trained, job: Job, group: Group, reason: str, emit: Emit) -> None:
         super().__init__(trained, group)
-        self.reason, self._emit, self._rank, self._ranks = reason, emit, group.rank, group.size
+        self.reason, self._emit, self._job, self._rank, self._ranks = reason, emit, job, group.rank, group.size
         self._flat = flat = lay_out(trained, find_storages(trained))
         self._dtype = trained.parameters[0].dtype
         size_bytes = max(1, flat.total * self._dtype.itemsize)
@@ -87,7 +88,7 @@ class SharedParameters(InGroup):
         self._gives = [self._places(index) for index in range(len(flat.starts))]
         self._given_bytes = sum(place.nbytes for places in self._gives for place, _, _ in places)
         self._given, self._options = Guard(len(flat.starts)), Options(trained)
-        self._told = group.common_tensor((group.size, 3), torch.int64).numpy()  # options' digest; why not so, and where
+        self._told = group.common_tensor((group.size, 4), torch.int64).numpy()  # options; why not so, where; batch
         self._asks = group.common_tensor(group.size, torch.uint8).numpy()  # to look whether all are alike
         self.asked_to_look = False
         self._scratch = torch.zeros(PIECE_ELEMENTS + 64, dtype=self._dtype)
@@ -157,11 +158,12 @@ class SharedParameters(InGroup):
 
     def _meet(self, why: int = 0, index: int = 0) -> str:
         told = self._told
-        told[self._rank] = int.from_bytes(self._options.digest(), "little", signed=True), why, index
+        told[self._rank] = int.from_bytes(self._options.digest(), "little", signed=True), why, index, self._job.batches
         self._emit(Waiting())
         self._group.barrier()
         if why or (told != told[0]).any():
-            reason, at = next(((reason, at) for _, reason, at in told.tolist() if reason), (0, 0))
+            check_batches(told[:, 3].tolist())
+            reason, at = next(((reason, at) for _, reason, at, _ in told.tolist() if reason), (0, 0))
             if reason:
                 return _WHY[Unshare(reason)].format(self._trained.names[at])
             self._options.take(self._group)
@@ -198,6 +200,10 @@ class SharedParameters(InGroup):
         if self._rank == 0 and self._pages.any():
             self._values.copy_(tensor_over(self._view, self._dtype, (self._flat.total,)))
         self._group.barrier()
+        self._pages.forget()
+
+    def forget_edits(self) -> None:
+        """What the program has changed on this rank alone."""
         self._pages.forget()
 
     def _hand_over_the_rest(self, weights: Sequence[float]) -> None:
