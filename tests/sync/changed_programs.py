@@ -7,6 +7,7 @@ New layers begin with other numbers on each worker: worker 0's are everybody's.
 import gc
 from unittest import mock
 
+import local_programs
 import programs
 import torch
 from programs import batches, net, results, sgd
@@ -208,6 +209,37 @@ def grown_by_data(around):
     return _changed(around, change, make, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, x):
+        return self.inner(x) * getattr(self, "scale", 1.0)
+
+
+def put_into_a_group(around):
+    """A parameter that is new to the model comes into a group that is there."""
+
+    def change(loop):
+        loop.model.scale = nn.Parameter(torch.full((3,), 1.0 + around.rank, dtype=torch.float64))
+        loop.rule.param_groups[0]["params"].append(loop.model.scale)
+
+    return _changed(around, change, Scaled)
+
+
+def replaced_with_its_state(around):
+    """What the optimizer has learnt of the old parameter goes on with the new one."""
+
+    def change(loop):
+        old = loop.model[4].weight
+        loop.model[4].weight = nn.Parameter(old.detach() * 0.5)
+        loop.rule.state[loop.model[4].weight] = loop.rule.state.pop(old)
+        loop.point()
+
+    return _changed(around, change)
+
+
 def assigned(around):
     """load_state_dict(assign=True) puts other parameters in their places."""
 
@@ -407,6 +439,52 @@ def two_optimizers_in_turns(around):
     return _changed(around, change)
 
 
+def _second_optimizer(around, make, frozen=False):
+    """It steps after the first one, with the same gradient."""
+    model, second = net(), None
+    model[:4].requires_grad_(not frozen)
+    first = sgd(model)
+    wrapped = around.wrap(model, first)
+    for step, (x, y) in enumerate(around.shard(batches(STEPS))):
+        if step == AT:
+            second = make(model, first)
+        functional.cross_entropy(wrapped(x), y).backward()
+        first.step()
+        if second is not None:
+            second.step()
+        model.zero_grad()
+    wrapped.close()
+    return results(model)
+
+
+def second_optimizer_of_a_part(around):
+    def make(model, first):
+        first.param_groups[0]["params"] = list(model[:4].parameters())
+        return sgd(model[4], 0.02)
+
+    return _second_optimizer(around, make)
+
+
+def second_optimizer_of_the_same(around):
+    return _second_optimizer(around, lambda model, first: sgd(model[4], 0.02))
+
+
+def second_optimizer_of_what_is_thawed(around):
+    def make(model, first):
+        model[:4].requires_grad_(True)
+        return sgd(model[:4], 0.02)
+
+    return _second_optimizer(around, make, frozen=True)
+
+
+def sharpness_aware(around):
+    return local_programs.sharpness_aware(around)
+
+
+def sharpness_aware_by_a_closure(around):
+    return local_programs.sharpness_aware_by_a_closure(around)
+
+
 def reordered_groups(around):
     def optimizer(model):
         return torch.optim.SGD(
@@ -555,6 +633,8 @@ FOLLOWED = (
     grown,
     grown_embedding,
     grown_by_data,
+    put_into_a_group,
+    replaced_with_its_state,
     assigned,
     assigned_by_the_wrapper,
     swapped,
@@ -570,6 +650,11 @@ FOLLOWED = (
     new_optimizer,
     new_optimizer_given_to_step,
     two_optimizers_in_turns,
+    second_optimizer_of_a_part,
+    second_optimizer_of_the_same,
+    second_optimizer_of_what_is_thawed,
+    sharpness_aware,
+    sharpness_aware_by_a_closure,
     reordered_groups,
     parameters_moved_between_groups,
     wrapped_again,

@@ -19,6 +19,8 @@ WAYS = {
     "local": {"sync": gradtide.Local(1)},  # which is exact, since SGD with momentum is linear in gradients
 }
 FOLLOWED = [program.__name__ for program in changed_programs.FOLLOWED]
+STATE = "the optimizer's state"
+NOT_EDITED = "the servers hold the parameters|the servers know nothing of it"
 NEW, BY_HAND = "the servers know nothing of it", "call model.step()"
 WRAPPED, KEEP = "this model is wrapped already", "the servers step, with the optimizer"
 NOT_KNOWN = {"servers": NEW, "servers that average": NEW}
@@ -28,24 +30,41 @@ REFUSED = {
     "replaced_with_a_new_optimizer": NOT_KNOWN,
     "replaced_in_the_middle_of_a_step": NOT_KNOWN,
     "grown": NOT_KNOWN,
+    "grown_embedding": NOT_KNOWN,
     "grown_by_data": NOT_KNOWN,
+    "put_into_a_group": {"servers that average": NEW},
+    "replaced_with_its_state": {"auto": STATE, "servers": STATE, "servers that average": NEW},
     "assigned": NOT_KNOWN,
     "swapped": {"servers": "the servers hold it and step it"},
+    "assigned_by_the_wrapper": {"servers": NOT_EDITED, "servers that average": NEW},
     "weight_normed": {"servers that average": NEW},
     "grown_by_a_layer": {"servers that average": NEW},
     "two_optimizers_in_turns": {"servers": BY_HAND},
+    "second_optimizer_of_a_part": {"servers": BY_HAND},
+    "second_optimizer_of_the_same": {"servers": BY_HAND},
+    "second_optimizer_of_what_is_thawed": {"servers": BY_HAND},
     "new_optimizer": {"servers": BY_HAND},
     "new_optimizer_given_to_step": {"servers": KEEP},
     "wrapped_again": WRAPPED_ALREADY,
     "wrapped_as_a_part": WRAPPED_ALREADY,
 }
-OVER_SERVERS = [*REFUSED, "cut_off", "reordered_groups", "merged_and_added_later"]
-# Local(1) is exact where steps are linear in gradients, all are an optimizer's, and workers begin without state.
+OVER_SERVERS = [
+    *REFUSED,
+    "cut_off",
+    "reordered_groups",
+    "sharpness_aware",
+    "sharpness_aware_by_a_closure",
+    "merged_and_added_later",
+]
+# Local(1) is exact where steps are linear in gradients, all are an optimizer's, and workers begin without state,
+# and a gradient is used for a step alone.
 NOT_LOCAL = (
     "parameters_moved_between_groups",
     "gradients_in_no_optimizer_stay",
     "merged_and_added_later",
     "wrapped_again_by_the_same_optimizer",
+    "sharpness_aware",
+    "sharpness_aware_by_a_closure",
 )
 alone = cache(changed_programs.alone)
 

@@ -339,15 +339,17 @@ class Synchroniser:
         if any(not any(one is given for given in self._given_optimizers) for one in of_all):
             of_all = [one for one in of_all if self._stepped[id(one)] >= self._rounds - 1] or of_all
         if any(optimizer is of_all[-1] for optimizer in optimizers):
-            meetings = self._wishes.outer.windows
+            meetings, part = self._wishes.outer.windows, self._equal_part()
             self.way.stepped()
+            if self._equal_part() != part:  # what was added up by all counts as each worker's own from now on
+                self._hooks.synchronised(self._equal_part())
             if self._wishes.outer.windows != meetings:
                 self._look_at_meeting(meetings + 1)
 
     def _take_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
             if not self._trained.has(optimizer):
-                self.follow(self._trained.beside(optimizer))
+                self._follow_beside(optimizer)
         if not self.way.workers_step and self._trained.is_rearranged():
             self.follow()
         if not self.way.workers_step:
@@ -434,7 +436,11 @@ class Synchroniser:
         if self._job.elastic is not None or (isinstance(self.way, OverServers) and not self.way.workers_step):
             self._refuse_by_hand()
         self._leave_sharing(Unshare.BY_HAND)
-        self.follow(self._trained.beside(optimizer))
+        self._follow_beside(optimizer)
+
+    def _follow_beside(self, optimizer: torch.optim.Optimizer) -> None:
+        """It steps after those that have stepped with this gradient already."""
+        self.follow(self._trained.beside(optimizer, last=self._rounds == max(self._stepped.values())))
 
     def use(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """All workers step with these from now on."""

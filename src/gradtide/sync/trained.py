@@ -111,12 +111,13 @@ class Trained:
         ours = {id(p) for _, p in self.everything}
         return any(id(p) in ours for group in optimizer.param_groups for p in group["params"])
 
-    def beside(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-        """All optimizers from when this one steps, too: instead of those that have some of its parameters, or none of
-        the model's any more."""
+    def beside(self, optimizer: torch.optim.Optimizer, *, last: bool) -> list[torch.optim.Optimizer]:
+        """All optimizers from when this one steps, too, before the others or after them: instead of those that have
+        some of its parameters, or none of the model's any more."""
         taken = {id(p) for group in optimizer.param_groups for p in group["params"]}
         rest = [one for one in self.optimizers if self.is_stepped_by(one)]
-        return [optimizer, *(o for o in rest if not any(id(p) in taken for g in o.param_groups for p in g["params"]))]
+        others = [o for o in rest if not any(id(p) in taken for g in o.param_groups for p in g["params"])]
+        return [*others, optimizer] if last else [optimizer, *others]
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

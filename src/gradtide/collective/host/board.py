@@ -4,6 +4,7 @@ counters   arrivals, one a rank | schedule progress, one a rank | channel heads,
 slots      for each rank BUFFERS of SLOT_BYTES: what it shows the others at a meeting
 channels   for each ordered pair of ranks CHANNEL_BUFFERS of CHANNEL_BYTES: messages on their way
 notes      for each rank: by which number to ask where in its code it is | whether it has left in good order
+failures   for each rank: the error that it ended with, as a line
 """
 
 import math
@@ -18,7 +19,7 @@ import torch
 
 from gradtide.collective.host.rank_watch import RankWatch
 from gradtide.collective.host.signature import TEXTS, Signature
-from gradtide.collective.host.waiting import NOTICE_S, Wait, called, left_or_lost, tell_wait
+from gradtide.collective.host.waiting import NOTICE_S, Wait, called, left_or_lost, own_failure, tell_wait
 from gradtide.errors import CommunicationError, Mismatch, PeerTimeout
 from gradtide.kernels import BUFFERS, DONE, KERNELS, LINE_BYTES, MISMATCHED, WAITING, Line, Me
 from gradtide.kernels.futex import futex_wait
@@ -35,6 +36,7 @@ _SPLIT_BYTES = 32 * 1024
 _LOOK_S = 0.1  # a rank that waits looks this often whether its peers live
 _IN_PLACE_BYTES = 8 * 1024
 _PAGE = 4096
+_FAILURE_BYTES = 512
 _WHERE, _LEFT = 0, 1  # what a rank notes
 
 
@@ -70,6 +72,10 @@ class BoardLayout:
 
     @property
     def total_bytes(self) -> int:
+        return self.failures + _FAILURE_BYTES * self.size
+
+    @property
+    def failures(self) -> int:
         return self.notes + LINE_BYTES * self.size
 
 
@@ -101,7 +107,9 @@ class Board:
         self._closed = False
         self.notice_s = NOTICE_S
         self.purpose = ""  # what this rank's caller is doing, in the user's words
-        self._notes = self.bytes[self.layout.notes :].view(torch.int64).view(size, -1).numpy()
+        notes, failures = self.bytes[self.layout.notes :].split([LINE_BYTES * size, _FAILURE_BYTES * size])
+        self._notes = notes.view(torch.int64).view(size, -1).numpy()
+        self._failures = failures.view(size, -1).numpy()
         self._notes[rank, _WHERE] = open_whereabouts()
         self._raise, self._spin = KERNELS.RAISE.entry, KERNELS.SPIN.entry
 
@@ -111,6 +119,8 @@ class Board:
             close_whereabouts()
             if in_good_order:
                 self._notes[self.rank, _LEFT] = 1  # before its sockets close, which is what the others notice
+            elif failure := own_failure().encode()[:_FAILURE_BYTES]:
+                self._failures[self.rank, : len(failure)] = np.frombuffer(failure, np.uint8)
         self._closed = True
         self.peers.close()
 
@@ -222,7 +232,8 @@ class Board:
         lost = [rank for rank in behind if rank in gone and self._spin(counters[rank], value, 1, 0) != DONE]
         if lost:
             left = [rank for rank in lost if self._notes[rank, _LEFT]]
-            raise left_or_lost(self._names[self.rank], self._named(lost), self._named(left), wait.what)
+            failures = {self._names[rank]: self._failure_of(rank) for rank in lost}
+            raise left_or_lost(self._names[self.rank], self._named(lost), self._named(left), wait.what, failures)
         now = time.monotonic()
         if now >= wait.notice_at and (watch is None or not watch.in_collective):
             self._tell([rank for rank, address in enumerate(counters) if address], behind, wait)
@@ -241,6 +252,9 @@ class Board:
         if not there or min(there) == self.rank:
             places = {self._names[rank]: ask_whereabouts(int(self._notes[rank, _WHERE])) for rank in behind}
             tell_wait(self._names[self.rank], self.notice_s, self._named(behind), wait.what, places)
+
+    def _failure_of(self, rank: int) -> str:
+        return bytes(self._failures[rank]).rstrip(b"\0").decode(errors="replace")
 
     def check_process(self) -> None:
         if self.peers.process != os.getpid():

@@ -4,9 +4,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gradtide.errors import PeerLost
+from gradtide.errors import CommunicationError, PeerLost
+from gradtide.failure_line import find_where, message_with_notes
 
-__all__ = ["NOTICE_S", "Wait", "called", "left_or_lost", "tell_wait"]
+__all__ = ["NOTICE_S", "Wait", "called", "left_or_lost", "own_failure", "tell_wait"]
 
 NOTICE_S = 30.0  # a wait that lasts as long is told, once
 _PLACES = 4  # of so many it is said where they are
@@ -35,11 +36,26 @@ def tell_wait(rank: int, seconds: float, missing: Sequence[int], what: str, plac
     print(line, file=sys.stderr, flush=True)
 
 
-def left_or_lost(rank: int, gone: Sequence[int], left: Sequence[int], what: str) -> PeerLost:
-    """What ends a wait for ranks that are gone; `left` are those of them that went in good order."""
+def own_failure() -> str:
+    """The error that this rank ends with, as a line; nothing if it only follows from what became of others."""
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if error is None or isinstance(error, CommunicationError):
+        return ""
+    first, *_ = message_with_notes(error).splitlines() or [""]
+    where = find_where(error)
+    return f"{type(error).__name__}: {first}".rstrip(": ") + (f" ({where})" if where else "")
+
+
+def left_or_lost(
+    rank: int, gone: Sequence[int], left: Sequence[int], what: str, failures: Mapping[int, str] | None = None
+) -> PeerLost:
+    """What ends a wait for ranks that are gone; `left` are those of them that went in good order, `failures` the errors
+    that others said they end with."""
     lost = [other for other in gone if other not in left]
     if lost:
-        return PeerLost(f"{called(lost)} died or left during {what}; see its own output, then start a new group")
+        why = [f"rank {other} ended with {line}" for other, line in (failures or {}).items() if line][:_PLACES]
+        said = f" ({', '.join(why)})" if why else ""
+        return PeerLost(f"{called(lost)} died or left during {what}{said}; see its own output, then start a new group")
     verb = "has" if len(left) == 1 else "have"
     return PeerLost(
         f"{called(left)} {verb} finished (left the group) while rank {rank} waits in {what}: give all workers as many "

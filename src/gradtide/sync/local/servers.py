@@ -49,6 +49,7 @@ class LocalOverServers:
         self._mode, self._address = local.over.mode, find_address(job, local.over)
         self._steps = 0  # since the last meeting
         self._samples = self._of_all = 0.0  # and what this worker has seen in them, and all workers
+        self._saw_some, self._counted = False, 0.0  # whether there was a backward in them; what the last window counted
         self._in_step: tuple[float, float] | None = (
             None  # the same since an optimizer began its step: it may look often
         )
@@ -136,6 +137,7 @@ class LocalOverServers:
         self._emit(GradientsSynchronised(0))
 
     def saw(self) -> None:
+        self._saw_some = True
         share = self._job.share
         samples, of_all = (1.0, 1.0) if share is None else (float(share.samples), float(share.of))
         samples, self._terms = samples if self._terms is None else self._terms, None
@@ -179,6 +181,7 @@ class LocalOverServers:
             self._make_keys(new)
         window = self._push(flush)
         self._pull()
+        self._check_all_were_in(attendance.round)
         if attendance.in_rounds and self._job.elastic is None and not attendance.was_uneven:
             self._base.check_alike()
         self._emit(GradientsSynchronised(self._base.size_bytes if flush else self._sent_bytes))
@@ -190,13 +193,22 @@ class LocalOverServers:
         self._follow_members()
         self._pace.begin()
 
+    def _check_all_were_in(self, round_: int) -> None:
+        """Somebody may have left while this worker waited for the round."""
+        if self._attendance.in_rounds and self._job.elastic is None:
+            self.store.wait_until_members_are_known(self._job.timeout_s)
+            self._attendance.check_all_go_on(round_)
+
     def _push(self, flush: bool) -> LocalWindow | None:
         """In bsp until the round is closed: then all of it is in the values. In async, where no round says it, returns
         when it was applied."""
         if self._attendance.in_rounds:
             self.smaller.begin_window(self._of_all)
         self._emit(PushBegan(self.store.step, self.store.sequence))
-        changes = self.store.push(self._base.changes(), weight=self._samples, flush=flush)
+        values = self._base.changes()
+        if not self._saw_some and any(bool(value.any()) for value in values.values()):
+            self._samples = self._counted  # a second step with the gradients of the last window
+        changes = self.store.push(values, weight=self._samples, flush=flush)
         beside = self._base.beside(self._samples, self._job.batches, led=self.led)
         for handle in [changes, *(self.store.push(named, weight=weight) for named, weight in beside)]:
             handle.wait()
@@ -209,6 +221,7 @@ class LocalOverServers:
         self.store.pull(self._base.values)
         self._began = _versions(self.store.last)
         self._base.hand_out()
+        self._counted, self._saw_some = self._samples, False
         self._steps, self._samples, self._of_all, self._in_step = 0, 0.0, 0.0, None
 
     def _adapt(self) -> None:

@@ -46,7 +46,8 @@ class LocalSteps:
         self.inside: InsideHost | None = None  # who takes every step with this worker
         self._smaller: SmallerChanges | None = None
         self._steps = 0  # since the last meeting
-        self._samples = 0.0  # and what this worker has seen in them
+        self._began_one = False  # since then: of several optimizers one has stepped, and the last one may not have
+        self._samples = self._counted = 0.0  # and what this worker has seen in them, and before the last meeting
         self._terms: float | None = None  # what the user said that the next backward's loss is a mean over
         self._stage = APART
         self._calling, self._called = 0.0, False  # how many say in a meeting that somebody comes or goes
@@ -76,7 +77,7 @@ class LocalSteps:
 
     def go_on_from(self, before: "LocalSteps") -> None:
         """Other parameters are trained from now on, or by others: a backward that was is one of this window's."""
-        self._samples, self._terms = before._samples, before._terms
+        self._samples, self._counted, self._terms = before._samples, before._counted, before._terms
 
     @property
     def room(self) -> ChangeRoom:
@@ -128,6 +129,7 @@ class LocalSteps:
         if (reduce := self._reduce) is not None:
             reduce.check_step()
         if not self.together:
+            self._began_one = True
             self._options.stepped()
 
     def step(self, weights: Sequence[float]) -> None:
@@ -166,8 +168,10 @@ class LocalSteps:
             told = self._options.told()
             self._group.all_reduce(told, "max")
             self._options.settle(told, self._group)
-        sums = torch.tensor([self._samples, self._job.is_noticed()], dtype=torch.float64)
-        total, self._calling = self.add_up(sums).tolist()
+        sums = torch.tensor([self._samples, self._counted, self._job.is_noticed()], dtype=torch.float64)
+        total, counted, self._calling = self.add_up(sums).tolist()
+        if not total:  # a second step with the gradients of the last window
+            self._samples, total = self._counted, counted
         counts = self._counts() if total else 1.0
         self._base.note_changes()
         sent_bytes = self._average_changes(counts, total or float(self._job.size))
@@ -207,7 +211,8 @@ class LocalSteps:
         for buffer, mean in self._mean_buffers:
             buffer.copy_(mean)
         self._mean_buffers = []
-        self._stage, self._steps, self._samples = APART, 0, 0.0
+        self._stage, self._steps, self._began_one = APART, 0, False
+        self._counted, self._samples = self._samples, 0.0
         self._called = self._called or self._calling > 0
         self._known.windows += 1
         self._options.met()
@@ -364,9 +369,9 @@ class LocalSteps:
             self._smaller.leave_to_leader(self.inside)
 
     def _check_met(self, done: str) -> None:
-        if self._steps:
+        if self.apart:
             raise ConfigError(
-                f"each worker has taken {self._steps} steps by itself since they last met, and this can't be {done} in "
+                f"each worker has taken {self.apart} steps by itself since they last met, and this can't be {done} in "
                 "between; do it at a multiple of Local's steps, or call model.meet() on all workers first"
             )
 
@@ -403,14 +408,14 @@ class LocalSteps:
     @property
     def apart(self) -> int:
         """How many steps each worker has taken by itself since the last meeting."""
-        return self._steps
+        return self._steps or int(self._began_one)
 
     def depart(self) -> None:
         """What this worker has, it gives where all meet; the next group is formed without it."""
 
     def finish(self) -> None:
-        """The last window may be a shorter one."""
-        if self._steps:
+        """The last window may be a shorter one, and end between the steps of two optimizers."""
+        if self.apart:
             self.meet()
 
     def has_in_common(self, tensor: Tensor) -> bool:

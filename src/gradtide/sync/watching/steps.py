@@ -1,6 +1,7 @@
 """Hooks around the steps of a model's optimizers, and one that finds out about an optimizer that nobody told of."""
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,8 +61,9 @@ class StepHooks:
             self._hooks += [optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)]
 
     def forget_failed(self) -> None:
-        """No step is under way: one that ended in an error did not say so."""
-        self._within = None
+        """A forward begins, in a closure or after a step: one that ended in an error did not say so."""
+        if self._within is not None and not _is_running(self._within):
+            self._within = None
 
     def remove(self) -> None:
         self.know(())
@@ -71,3 +73,13 @@ class StepHooks:
     def _see(self, optimizer: torch.optim.Optimizer) -> None:
         if self._within is None and not any(known is optimizer for known in self._known):
             self._strange(optimizer)
+
+
+def _is_running(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a method of it, such as a step that calls a closure, is on the stack of this thread."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_locals.get("self") is optimizer:
+            return True
+    return False
