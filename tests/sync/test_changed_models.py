@@ -163,3 +163,14 @@ def test_what_shared_memory_makes_right_is_right_without_being_followed(workers,
 def test_complex_parameters_are_compared_where_norms_are(workers):
     program = "clipped_and_complex"
     check(program, "auto", workers.run(changed_programs.run, 2, training.new_name(), program, {}))
+
+
+@pytest.mark.parametrize("program", ["new_optimizer", "second_optimizer_of_the_same", "second_optimizer_of_a_part"])
+def test_optimizers_that_come_later_where_local_steps_are_over_servers(stores, workers, program):
+    over = Servers("bsp", stores, name=training.new_name())
+    options = {"sync": gradtide.Local(1, over=over)}
+    found = workers.run(changed_programs.run, 2, training.new_name(), program, options)
+    if program == "second_optimizer_of_a_part":
+        assert all("Local over servers counts the steps of one optimizer" in refusal for refusal in found)
+    else:
+        check(program, "local", found)

@@ -9,7 +9,6 @@ from local_threads import advance, alike, at, build, in_threads, sgd, values
 import gradtide
 from gradtide import Servers
 from gradtide.errors import ConfigError
-from gradtide.events import PushBegan
 from gradtide.sync import Job, Local
 from gradtide.sync.job import Elastic
 
@@ -122,36 +121,6 @@ def test_a_worker_that_goes_on_when_another_has_ended_is_told(stores):
             advance(model, rank, 2, 2)
         finally:
             model._synchroniser.close()
-
-    error, nothing = in_threads(2, work)
-    assert "worker 1 has taken its last step" in str(error)
-    assert nothing is None
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_worker_whose_last_window_is_longer_is_told(stores, late):
-    """Whether the other has left already, or leaves while this one waits for it."""
-    over, ended, meetings, waits = at(stores), threading.Event(), [], threading.Event()
-
-    def hear(event):
-        if isinstance(event, PushBegan):
-            meetings.append(event)
-            if len(meetings) == 2:
-                waits.set()
-
-    def work(rank):
-        net = build(rank)
-        told = {} if rank else {"emit": hear}
-        model = gradtide.DataParallel(net, sgd(net), Local(2, over=over), job=Job(rank, 2), **told)
-        advance(model, rank, 2)
-        if rank:
-            assert not late or waits.wait(30)
-            model.close()
-            ended.set()
-            return
-        assert late or ended.wait(30)
-        advance(model, rank, 1, 2)
-        model.close()
 
     error, nothing = in_threads(2, work)
     assert "worker 1 has taken its last step" in str(error)

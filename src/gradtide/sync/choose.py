@@ -29,7 +29,16 @@ from gradtide.sync.state import alike, compare_models, share_buffers, share_stat
 from gradtide.sync.trained import Trained, needs_closure
 from gradtide.sync.ways import Way
 
-__all__ = ["ON_TRIAL", "TORCH", "TRIAL_STEPS", "Wishes", "can_be_shared", "choose_way", "open_group"]
+__all__ = [
+    "ON_TRIAL",
+    "TORCH",
+    "TRIAL_STEPS",
+    "Wishes",
+    "can_be_shared",
+    "check_one_optimizer",
+    "choose_way",
+    "open_group",
+]
 
 TORCH = "torch.distributed"  # sync=: gradients go through torch's own group for the device
 _ALL_INSIDE = (
@@ -238,14 +247,20 @@ def _check_modules(trained: Trained) -> None:
 
 
 def _check_local(trained: Trained, wishes: Wishes) -> None:
-    if len(trained.optimizers) > 1 and isinstance(wishes.sync, Local) and wishes.sync.over is not None:
-        raise ConfigError(
-            "Local over servers counts the steps of one optimizer; give one for all parameters, in groups if need be"
-        )
+    if isinstance(wishes.sync, Local) and wishes.sync.over is not None:
+        check_one_optimizer(trained)
     if wishes.compression is not None and isinstance(wishes.sync, Local):
         _check_compressed_local(wishes.sync, wishes.compression)
     if wishes.share_parameters:
         raise ConfigError("with Local each worker has parameters of its own; leave share_parameters= out")
+
+
+def check_one_optimizer(trained: Trained) -> None:
+    """For local steps over servers."""
+    if len(trained.optimizers) > 1:
+        raise ConfigError(
+            "Local over servers counts the steps of one optimizer; give one for all parameters, in groups if need be"
+        )
 
 
 def _check_compressed_local(local: Local, compression: Compression) -> None:

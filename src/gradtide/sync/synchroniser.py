@@ -16,7 +16,15 @@ from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost,
 from gradtide.events import Emit, GradientsReady, ParametersUpdated
 from gradtide.processes.malloc import keep_freed_memory
 from gradtide.sync.alone import Alone
-from gradtide.sync.choose import ON_TRIAL, TRIAL_STEPS, Wishes, can_be_shared, choose_way, open_group
+from gradtide.sync.choose import (
+    ON_TRIAL,
+    TRIAL_STEPS,
+    Wishes,
+    can_be_shared,
+    check_one_optimizer,
+    choose_way,
+    open_group,
+)
 from gradtide.sync.compressed import CompressedReduce, LeftToOne
 from gradtide.sync.compressed.loads import LoadedStates
 from gradtide.sync.compressed.state import holds_something
@@ -620,6 +628,8 @@ class Synchroniser:
         )
         if isinstance(self.way, OverServers):
             _check_servers_know(new, old, self.way)
+            if not isinstance(self.way, ServersWay):
+                check_one_optimizer(new)
             if not self.way.workers_step and list(new.optimizers) != list(old.optimizers):
                 raise ConfigError(
                     "the servers step, with the optimizer that the model was wrapped with and what it has learnt; "

@@ -181,7 +181,7 @@ class LocalOverServers:
             self._make_keys(new)
         window = self._push(flush)
         self._pull()
-        self._check_all_were_in(attendance.round)
+        self._begin_window()
         if attendance.in_rounds and self._job.elastic is None and not attendance.was_uneven:
             self._base.check_alike()
         self._emit(GradientsSynchronised(self._base.size_bytes if flush else self._sent_bytes))
@@ -192,12 +192,6 @@ class LocalOverServers:
         self._lodging.tell_script()
         self._follow_members()
         self._pace.begin()
-
-    def _check_all_were_in(self, round_: int) -> None:
-        """Somebody may have left while this worker waited for the round."""
-        if self._attendance.in_rounds and self._job.elastic is None:
-            self.store.wait_until_members_are_known(self._job.timeout_s)
-            self._attendance.check_all_go_on(round_)
 
     def _push(self, flush: bool) -> LocalWindow | None:
         """In bsp until the round is closed: then all of it is in the values. In async, where no round says it, returns
@@ -221,6 +215,8 @@ class LocalOverServers:
         self.store.pull(self._base.values)
         self._began = _versions(self.store.last)
         self._base.hand_out()
+
+    def _begin_window(self) -> None:
         self._counted, self._saw_some = self._samples, False
         self._steps, self._samples, self._of_all, self._in_step = 0, 0.0, 0.0, None
 
@@ -340,6 +336,7 @@ class LocalOverServers:
         for parameter in self._trained.parameters:
             parameter.grad = None
         self._pull()
+        self._begin_window()
         self._pace.begin()
 
     def close(self) -> None:
