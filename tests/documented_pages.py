@@ -212,7 +212,10 @@ PAGES = {
         instead={"tcp:10.0.0.1:7000": "tcp:127.0.0.1:{ports[0]}", "tcp:10.0.0.2:7001": "tcp:127.0.0.1:{ports[1]}"},
     ),
     "docs/together.md": Page(
-        (Run((1,), MODEL + "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)", workers=2),),
+        (
+            Run((1,), MODEL, workers=2),
+            Run((2,), MODEL + "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)", workers=2),
+        ),
         files={"train.py": Shown("# train.py\n", MODEL)},
     ),
     "docs/topologies.md": Page(

@@ -1121,17 +1121,21 @@ def leaves_early_in_join(around):
     return _leaves_early(around, 2, lambda wrapped: wrapped.join())
 
 
-def catches_an_error(around):
+def catches_an_error(around, left_out=2):
     """A worker whose forward fails goes on with the next batch, and so takes one step fewer."""
     model = net()
     wrapped = around.wrap(model, sgd(model))
     for step, (x, y) in enumerate(around.shard(batches())):
-        if around.rank and step == 2:
+        if around.rank and step == left_out:
             continue
         functional.cross_entropy(wrapped(x), y).backward()
         wrapped.step()
     wrapped.close()
     return results(model)
+
+
+def catches_an_error_at_the_end(around):
+    return catches_an_error(around, left_out=len(batches()) - 1)
 
 
 def loads_optimizer(around):
@@ -1224,6 +1228,7 @@ SPECIAL = {
         leaves_before_the_last,
         leaves_early_in_join,
         catches_an_error,
+        catches_an_error_at_the_end,
         loads_optimizer,
         dropout_masks,
         joined_batch_norm,

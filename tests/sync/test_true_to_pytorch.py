@@ -214,14 +214,16 @@ def test_over_servers_that_average_a_worker_that_changes_its_copy_alone_is_found
             assert "0.weight is no longer the same on all workers" in found
 
 
-def test_a_worker_that_left_out_a_batch_is_told_when_all_begin_to_share(workers):
-    for found in workers.run(programs.run, 2, training.new_name(), "catches_an_error", {}):
-        assert "with their batches number [3, 4] of gradtide.shard: one of them left out the step" in found
+@pytest.mark.parametrize("way", ["auto", "shared", "all-reduce"])
+def test_a_worker_that_left_out_a_batch_is_told_at_the_next_step(workers, way):
+    for found in workers.run(programs.run, 2, training.new_name(), "catches_an_error", dict(WAYS.get(way, {}))):
+        assert "worker 1 takes this step with its batch number 4 of gradtide.shard, and worker 0 with number 3" in found
 
 
 @pytest.mark.parametrize("way", ["shared", "all-reduce"])
-def test_a_worker_that_left_out_a_batch_is_told_when_it_ends(workers, way):
-    longer, early = workers.run(programs.run, 2, training.new_name(), "catches_an_error", dict(WAYS[way]))
+def test_a_worker_that_left_out_the_last_batch_is_told_when_it_ends(workers, way):
+    program = "catches_an_error_at_the_end"
+    longer, early = workers.run(programs.run, 2, training.new_name(), program, dict(WAYS[way]))
     assert "this worker ends its training, and another is in a step still" in early
     assert "at the end of its training, to which all workers come after as many steps" in longer
 

@@ -234,7 +234,7 @@ MUTATIONS = [
     (checkpoint_without_what_workers_have, {"newcomers"}, hard, 7),
     (encode_for_every_pull, {"one answer"}, plain, 0),
     (give_newcomers_the_exact_value, {"one answer"}, plain, 0),
-    (add_to_what_was_there_before_the_first_step, {"one answer"}, hard, 115),
+    (add_to_what_was_there_before_the_first_step, {"one answer"}, hard, 3483),
     (admit_duplicates, {"exactly once"}, plain, 0),
     (forget_what_a_round_left_out, {"one answer", "newcomers"}, plain, 0),
 ]

@@ -61,6 +61,14 @@ def test_losses_are_weighed_by_the_workers_samples_and_a_step_ends_with_its_last
     assert (epoch["test_accuracy"], epoch["seconds"]) == (0.8, 11)
 
 
+@pytest.mark.quick
+def test_an_epoch_is_over_when_the_last_worker_is_done_with_it_whoever_evaluates():
+    logs = {0: [*a_step(100, 30, 1.0), Timed(107, EpochDone(1, 0.3, 0.8))]}
+    logs[1] = [*a_step(103, 10, 2.0), Timed(110, EpochDone(1, None, None))]
+    batch, epoch = merge("2 workers", logs)
+    assert (batch["kind"], epoch["kind"], epoch["test_accuracy"], epoch["seconds"]) == ("batch", "epoch", 0.8, 10)
+
+
 def test_a_log_is_followed_while_it_is_written_and_a_line_cut_short_waits(tmp_path):
     path = tmp_path / "new" / "worker-0.jsonl"
     reader, times = LogReader(path), iter(range(100))

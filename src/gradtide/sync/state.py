@@ -182,8 +182,8 @@ def check_batches(given: Sequence[int]) -> None:
     if other is not None:
         raise ConfigError(
             f"worker {other} takes this step with its batch number {given[other]} of gradtide.shard, and worker 0 with "
-            f"number {given[0]}: workers do not agree on no_sync() or on a step; let batches.place decide, of "
-            "batches = gradtide.shard(loader), which is the same on all of them, and no counter of the loop's own"
+            f"number {given[0]}: one left out the step of a batch, or they don't agree on no_sync(); let batches.place "
+            "decide, of batches = gradtide.shard(loader), which is the same on all, and no counter of the loop's own"
         )
 
 

@@ -80,10 +80,10 @@ def _batch(parts: Sequence[tuple[float, BatchDone]]) -> dict[str, Any]:
 
 def _epoch(parts: Sequence[tuple[float, EpochDone]]) -> dict[str, Any]:
     tested = [(at_s, event) for at_s, event in parts if event.test_loss is not None] or parts
-    seconds, event = max(tested, key=lambda part: part[0])
+    _, event = max(tested, key=lambda part: part[0])
     return {
         "kind": "epoch",
-        "seconds": round(seconds, 6),
+        "seconds": round(max(at_s for at_s, _ in parts), 6),  # after the last batch of all workers
         "epoch": event.epoch,
         "test_loss": event.test_loss,
         "test_accuracy": event.test_accuracy,
