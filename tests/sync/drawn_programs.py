@@ -264,10 +264,13 @@ def _suit_local(case):
 
 
 def _keep_in_step(made, with_buffer):
-    """A worker that skips a backward gives its part at the step, so that there must be no other before it; and if it is
-    worker 0, its buffer, which is everybody's, has not seen that batch."""
+    """A worker that skips a backward gives its part at the step, so that there must be no other before it, nor may the
+    step be the first of an optimizer that nobody knows; and if it is worker 0, its buffer, which is everybody's, has
+    not seen that batch."""
     for before, step in zip([{}, *made], made, strict=False):
-        if with_buffer or len(step["backwards"]) > 1 or "not yet" in (step.get("step"), before.get("step")):
+        made_one = any(action["do"] == "new optimizer" for action in before.get("after", []))
+        several = len(step["backwards"]) > 1 or "not yet" in (step.get("step"), before.get("step"))
+        if with_buffer or several or made_one:
             for backward in step["backwards"]:
                 if backward.get("loss") == "skips":
                     backward["loss"] = "tokens"

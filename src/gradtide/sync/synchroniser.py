@@ -444,7 +444,8 @@ class Synchroniser:
         if self._job.elastic is not None or (isinstance(self.way, OverServers) and not self.way.workers_step):
             self._refuse_by_hand()
         self._leave_sharing(Unshare.BY_HAND)
-        self._follow_beside(optimizer)
+        with self._purpose("at the first step of an optimizer made after wrapping; give each worker a backward first"):
+            self._follow_beside(optimizer)
 
     def _follow_beside(self, optimizer: torch.optim.Optimizer) -> None:
         """It steps after those that have stepped with this gradient already."""
