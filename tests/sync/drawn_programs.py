@@ -119,7 +119,7 @@ def steps(draw, edits):
 def cases(draw, way):
     made = _layers(draw(st.lists(layers, max_size=3)), draw, way)
     workers_step = way in random_programs.WORKERS_STEP
-    edits = workers_step or draw(st.integers(0, 15)) == 15
+    edits = workers_step or draw(st.integers(0, 31 if way == "servers" else 15)) == 15
     simple = way in ("auto", "shared", "servers") and draw(st.integers(0, 7)) < 7  # else they can't be shared
     rules = draw(optimizers(len(made) + 1, not simple))
     schedule = draw(sometimes(st.sampled_from(schedulers_for(rules)), 2))
@@ -157,6 +157,8 @@ def cases(draw, way):
     _keep_in_step(case["steps"], "buffer" in case)
     if way.startswith("servers") and draw(st.integers(0, 9)):  # which refuse them: now and then is enough
         _drop(case["steps"], lambda action: action["do"] in NOT_OVER_SERVERS)
+    if way == "servers" and draw(st.integers(0, 5)):  # which hold what is edited or loaded
+        _drop(case["steps"], lambda action: action["do"] in ("shrink", "load") and not action.get("properly"))
     if not workers_step:
         # What is changed through .data is looked for with a net, not a proof, where workers may not change it.
         _drop(case["steps"], lambda action: action["do"] in ("data", "clamp data") and not action.get("properly"))
@@ -195,7 +197,7 @@ def _suit(case, draw):
     kinds = {layer.get("kind") for layer in case.get("layers", [])}
     if kinds & {*SPARSE}:
         _suit_sparse(case)
-    if case["way"].startswith("servers") and draw(st.integers(0, 3)):  # where a step has one weight
+    if case["way"].startswith("servers") and draw(st.integers(0, 11)):  # where a step has one weight
         for step in case["steps"]:
             for backward in step["backwards"] if _keeps(case) else ():
                 if backward.get("loss") in ("tokens", "class weights", "skips"):

@@ -24,7 +24,7 @@ REFUSED_AT_MOST, REFUSED_OF_A_MOVE = 0.15, 0.3  # of all programs; of those of o
 SEEN_ENOUGH = 20  # of those, before a share is one
 BY_DESIGN = {  # where no worker has the whole gradient, nobody can look at it; nor can sparse ones be shared
     *(("clipping", way) for way in ("auto", "shared", "servers")),
-    *((kind, "shared") for kind in SPARSE),
+    *((kind, "shared") for kind in (*SPARSE, "several optimizers")),
     *((move, way) for move in NOT_OVER_SERVERS for way in ("servers", "servers that average")),
 }
 FAILURES_AT_MOST = 3  # then it is time to look

@@ -343,7 +343,7 @@ def _tell(trained: Trained, job: Job) -> bytes:
         return msgspec.json.encode(standing)
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"model.state holds what can't be told to others ({error}); keep plain values in it"
+            f"model.state holds what can't be told to others ({error}); keep plain values in it (of a tensor .tolist())"
         ) from None
 
 

@@ -225,7 +225,9 @@ class Lodging:
         try:
             text = msgspec.json.encode((self._job.epoch_began, self._job.state))
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"model.state holds what can't be told to others ({error}); keep plain values") from None
+            raise ConfigError(
+                f"model.state holds what can't be told to others ({error}); keep plain values (of a tensor .tolist())"
+            ) from None
         if text == self._script:
             return
         if len(text) > _SCRIPT_BYTES:
