@@ -19,8 +19,10 @@ ORDERS = ("cpu:gradtide,cuda:gloo", "cuda:gloo,cpu:gradtide")
 
 def beside_gloo(rank, size, path, backend):
     if not BACKENDS_IN_PYTHON:
+        if rank:  # one is enough: refused, it would leave while others are still connecting to Gloo
+            return
         with pytest.raises(ConfigError, match=r"would forget cuda:gloo beside cpu:gradtide.*new_group\(backend='gloo'"):
-            dist.init_process_group(backend, store=dist.FileStore(path, size), rank=rank, world_size=size)
+            dist.init_process_group(backend, store=dist.FileStore(path, 1), rank=0, world_size=1)
         assert not dist.is_initialized()
         return
     with process_group(rank, size, path, backend):
@@ -91,7 +93,8 @@ def on_another_device(rank, size, path):
 
 
 def test_gradtide_is_refused_as_the_backend_of_an_accelerator(fresh, tmp_path):
-    fresh.run(on_another_device, 2, str(tmp_path / "store"))
+    """On one rank: where Gloo comes first, one of several may be refused while another is still connecting to it."""
+    fresh.run(on_another_device, 1, str(tmp_path / "store"))
 
 
 # --- other members ---
