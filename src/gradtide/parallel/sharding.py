@@ -30,8 +30,9 @@ _OF_SAMPLERS = {
 _ELASTIC = "in a job that may lose or gain workers"
 _BY_PLACE = (
     f"a step over several batches: {_ELASTIC} its last one must be told by their place, which is the same on all "
-    "workers, as (batches.place + 1) % 3 == 0 with batches = gradtide.shard(loader); a counter of the loop's own "
-    "begins anew in a worker that comes later, and counts a batch twice that comes again"
+    "workers: for three, (batches.place + 1) % 3 == 0 or batches.place + 1 == len(batches), with batches = "
+    "gradtide.shard(loader); a counter of the loop's own begins anew in a worker that comes later, and counts a batch "
+    "twice that comes again"
 )
 _BEYOND = (
     f"gradients of this loop's last batches are in no step yet: {_ELASTIC} a step must be taken within the loop over "
