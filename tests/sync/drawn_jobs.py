@@ -82,7 +82,7 @@ def _scaled(of, case, again):
     to = workers + 1 if of.random() < 0.6 else workers - 1
     at = of.randint(1, 7)
     case["scale"] = [f"0:0:end {at}:{to}"]
-    mortal = of.choice([worker for worker in range(1, max(workers, to))])
+    mortal = of.choice(range(1, max(workers, to)))
     if mortal < workers:
         near = f"{of.choice(_places(case))} {at + of.randint(0, 2)}"
         case["deaths"] = [f"{mortal}:0:{near}"]

@@ -187,7 +187,8 @@ class Places:
         self.batches = batches
 
     def __iter__(self):
-        for self.place, batch in enumerate(self.batches):
+        for place, batch in enumerate(self.batches):
+            self.place = place
             yield batch
 
 
