@@ -5,7 +5,9 @@ import sys
 import traceback
 from types import TracebackType
 
-__all__ = ["find_where", "message_with_notes", "without_frames_of"]
+from gradtide.errors import GradtideError
+
+__all__ = ["end_at_own_line", "find_where", "message_with_notes", "without_frames_of"]
 
 _NOTE = "gradtide: "
 
@@ -17,14 +19,34 @@ def message_with_notes(error: BaseException) -> str:
     return "\n".join(["; ".join([first, *notes]), *rest])
 
 
-def find_where(error: BaseException) -> str:
-    """The innermost line outside of gradtide and of installed packages, or else the innermost of all."""
+def find_where(error: BaseException, *, own: bool = False) -> str:
+    """The innermost line outside of gradtide and of installed packages, or else, if it need not be the user's `own`,
+    the innermost of all."""
     frames = traceback.extract_tb(error.__traceback__)
-    elsewhere = sys.prefix, sys.base_prefix, os.path.dirname(__file__), "<"
-    own = [frame for frame in frames if not frame.filename.startswith(elsewhere)]
-    for frame in reversed(own or frames):
+    users = [frame for frame in frames if _is_own(frame.filename)]
+    for frame in reversed(users if users or own else frames):
         return f"{os.path.basename(frame.filename)}:{frame.lineno}"
     return f"{os.path.basename(error.filename or '')}:{error.lineno}" if isinstance(error, SyntaxError) else ""
+
+
+def _is_own(filename: str) -> bool:
+    return not filename.startswith((sys.prefix, sys.base_prefix, os.path.dirname(__file__), "<"))
+
+
+def end_at_own_line(error: BaseException) -> None:
+    """Of an error of ours, whose text says what to do, the way that it took through gradtide is of no interest: cuts
+    the frames below the innermost line of the user's."""
+    found: BaseException | None = error if isinstance(error, GradtideError) else None
+    while found is not None:
+        trace, last = found.__traceback__, None
+        while trace is not None:
+            last = trace if _is_own(trace.tb_frame.f_code.co_filename) else last
+            trace = trace.tb_next
+        if last is None and found is not error:
+            found.__traceback__ = None
+        elif last is not None and isinstance(found, GradtideError):
+            last.tb_next = None
+        found = found.__cause__ or found.__context__
 
 
 def without_frames_of(machinery: tuple[str, ...], trace: TracebackType | None) -> TracebackType | None:
