@@ -1,13 +1,21 @@
 """An exception as one line: what it says, what gradtide notes beside it, and where it was raised."""
 
 import os
+import signal
 import sys
 import traceback
 from types import TracebackType
 
-from gradtide.errors import GradtideError
+from gradtide.errors import GradtideError, PeerLost
 
-__all__ = ["end_at_own_line", "find_where", "message_with_notes", "without_frames_of"]
+__all__ = [
+    "end_at_own_line",
+    "find_where",
+    "message_with_notes",
+    "show_failures_in_short",
+    "show_in_short",
+    "without_frames_of",
+]
 
 _NOTE = "gradtide: "
 
@@ -47,6 +55,26 @@ def end_at_own_line(error: BaseException) -> None:
         elif last is not None and isinstance(found, GradtideError):
             last.tb_next = None
         found = found.__cause__ or found.__context__
+
+
+def show_failures_in_short() -> None:
+    """From now on, if the program has no hook of its own for what nobody caught."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = show_in_short
+
+
+def show_in_short(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A Ctrl-C is a line, and so is the loss of a peer, whose own output says why; Python ends itself as ever."""
+    if isinstance(error, KeyboardInterrupt | PeerLost):
+        what = (
+            "interrupted" if isinstance(error, KeyboardInterrupt) else f"{kind.__name__}: {message_with_notes(error)}"
+        )
+        where = find_where(error, own=True)
+        print(f"gradtide: {what}{f' ({where})' if where else ''}", file=sys.stderr)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends it at once, without a word
+    else:
+        end_at_own_line(error)
+        sys.__excepthook__(kind, error, error.__traceback__)
 
 
 def without_frames_of(machinery: tuple[str, ...], trace: TracebackType | None) -> TracebackType | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from gradtide.environment import extend_environment
 from gradtide.errors import CommunicationError
-from gradtide.failure_line import end_at_own_line, find_where, message_with_notes, without_frames_of
+from gradtide.failure_line import end_at_own_line, find_where, message_with_notes, show_in_short, without_frames_of
 from gradtide.launch.job import end_in_words
 from gradtide.launch.messages import Failure, Start, send
 from gradtide.launch.target import Target
@@ -138,7 +138,7 @@ def _report_exit(rank: int, error: SystemExit, reports: socket.socket) -> None:
 def _report(rank: int, error: BaseException, reports: socket.socket) -> None:
     """Tells the launcher. If the script has a hook of its own for exceptions, that one shows the traceback."""
     at_s, text = time.monotonic(), ""
-    if sys.excepthook is sys.__excepthook__:
+    if sys.excepthook in (sys.__excepthook__, show_in_short):
         text = "".join(traceback.format_exception(error))
     else:
         sys.excepthook(type(error), error, error.__traceback__)
