@@ -13,6 +13,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from gradtide import errors
 from gradtide.cli.train.keeping import before_resuming, plan_keeping
 from gradtide.cli.watch.dashboard import dashboard_beside
 from gradtide.cli.watch.trace import TRACED, RunWatchers
@@ -80,7 +81,8 @@ def train_with_workers(
             code = launcher.run(variables)
     if progress.began:
         conclude(folder, settings.title(workers, servers), progress.logs, as_json, whole=code == 0)
-    raise typer.Exit(code)
+    ours = launcher.job.cause is not None and hasattr(errors, launcher.job.cause.kind)
+    raise typer.Exit(2 if code and ours else code)
 
 
 def _start_servers(servers: int, settings: "Settings", keeping: dict[str, Any], events: Path | None) -> "LocalServers":

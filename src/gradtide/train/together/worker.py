@@ -35,6 +35,6 @@ if __name__ == "__main__":
         main(sys.argv[1])
     except CommunicationError:
         raise  # the launcher finds out whom it fell with
-    except GradtideError as error:
-        print(f"gradtide: {error}", file=sys.stderr)
-        sys.exit(2)
+    except GradtideError:
+        sys.excepthook = lambda *told: None  # the launcher says what it was, once for all workers
+        raise
