@@ -238,6 +238,8 @@ NOT_RUN = {
     "docs/ray.md: gradtide run *": "needs Ray's cluster; tests/on_ray/test_guide.py has one",
     "docs/reliability.md: gradtide coordinator *": "needs etcd; tests/store/test_four_machines.py has it",
     "docs/reliability.md: gradtide scale run-*": "the job has ended; tests/sync/test_growing.py scales one",
+    "*: gradtide run --engine ray *": "needs Ray's cluster; tests/on_ray/test_guide.py has one",
+    "*: torchrun --nnodes 2 *": "needs two machines; tests/launch/test_two_machines.py has them",
     "README.md: gradtide doctor --reach *": "needs two more machines; docs/first-hour.md has one without",
 }
 # Those that run with -m slow alone.
