@@ -105,6 +105,7 @@ for _epoch in range(int(epochs)):
             print(f"worker {around.launch.rank} is one of {size} after batch {job.batches}", flush=True)
         if os.path.exists(f"{folder}/slowly"):
             time.sleep(0.02)  # time to come in, for who is added
+print(f"worker {around.launch.rank} closes", flush=True)
 model.close()
 np.savez(f"{folder}/{around.launch.rank}.npz", *[p.detach().numpy() for p in rule.param_groups[0]["params"]])
 print(f"worker {around.launch.rank} is done", flush=True)
