@@ -749,7 +749,7 @@ class Synchroniser:
         """All are alike afterwards, as they are anyway where every step is taken together."""
         way = self.way.now if isinstance(self.way, TogetherFirst) else self.way
         if not isinstance(way, EveryStep):
-            self.together(way.finish, lambda: None)
+            self.together(way.catch_up if isinstance(way, LocalOverServers) else way.finish, lambda: None)
 
     def finish(self) -> None:
         """After the last step: waits until what this worker has sent has arrived, or all have met."""
