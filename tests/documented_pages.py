@@ -115,10 +115,10 @@ MATRIX = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV2\t0-19\nGPU1\tNV2\t X \t0-19
 PAGES = {
     "README.md": Page(
         (
-            Run((0,), MODEL + "test_images, test_labels = images, labels"),
             Run((1, 2), MODEL, workers=2),
             Run((3,), "import torch, gradtide; grad = torch.ones(10_000_000)"),
         ),
+        files={"train.py": Shown("import torch\n")},
         before=CHECKPOINT.format("runs/mine/checkpoints"),
         instead={"ADDRESS": "{store}"},
     ),
@@ -168,6 +168,7 @@ PAGES = {
         instead={"200": "2"},
         prints={"gradtide run --workers 2 train.py": r"\[0\] epoch 4: 0\.[01]"},  # from 0.25
     ),
+    "docs/index.md": Page(files={"train.py": Shown("import torch\n")}),
     "docs/fit.md": Page(
         (Run((0,), MODEL + "held_out_images, held_out_labels = images, labels"),),
         files={"my_module.py": MODEL + "make_model = MyModel\ndef make_data(): return data"},
