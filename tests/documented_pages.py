@@ -214,10 +214,10 @@ PAGES = {
     ),
     "docs/together.md": Page(
         (
-            Run((1,), MODEL, workers=2),
-            Run((2,), MODEL + "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)", workers=2),
+            Run((0,), MODEL, workers=2),
+            Run((1,), MODEL + "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)", workers=2),
         ),
-        files={"train.py": Shown("# train.py\n", MODEL)},
+        files={"train.py": SCRIPT},
     ),
     "docs/topologies.md": Page(
         (Run((0,), TRANSFER),),
@@ -226,7 +226,11 @@ PAGES = {
     ),
     "docs/trainers.md": Page((Run((0,), slow=True),), before=CHECKPOINT.format("ck")),  # Lightning loads for 3 s
     "docs/training.md": Page(
-        (Run((0,), MODEL), Run((1,), MODEL + "my_sum = torch.nn.CrossEntropyLoss(reduction='sum')"))
+        (Run((2,), MODEL), Run((3,), MODEL + "my_sum = torch.nn.CrossEntropyLoss(reduction='sum')")),
+        files={
+            "fit.py": Shown("import gradtide\n\nhistory", MODEL + "held_out_images, held_out_labels = images, labels\n"),
+            "train.py": Shown("# train.py\n", MODEL),
+        },
     ),
 }
 
@@ -255,7 +259,7 @@ SLOW = {
     "docs/planner.md: gradtide plan * --hosts *": "18 s: a plan for each number of hosts",
     "docs/planner.md: gradtide plan * --upgrade": "3 s: a plan for each kind of wire",
     "docs/together.md: gradtide run --workers 4 *": "as with two workers, but nobody dies here",
-    "docs/together.md: gradtide run --workers 2 --servers 2 *": "as without servers: this script does not use them",
+    "docs/training.md: gradtide run --workers 2 --servers 2 *": "as without servers: this script does not use them",
     "docs/topologies.md: gradtide plan *topology.conf *": "3 s for 256 devices",
     "docs/training.md: gradtide train *": "as in docs/checkpoints.md and docs/dashboard.md",
 }
