@@ -57,6 +57,7 @@ data = images, labels
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch_size=16)
 loss_fn = functional.cross_entropy
 """
+HELD_OUT = MODEL + "held_out_images, held_out_labels = images, labels\n"
 TRAIN = """
 if isinstance(model, gradtide.DataParallel):
     for x, y in gradtide.shard(loader):
@@ -170,7 +171,7 @@ PAGES = {
     ),
     "docs/index.md": Page(files={"train.py": Shown("import torch\n")}),
     "docs/fit.md": Page(
-        (Run((0,), MODEL + "held_out_images, held_out_labels = images, labels"),),
+        (Run((0,), HELD_OUT),),
         files={"my_module.py": MODEL + "make_model = MyModel\ndef make_data(): return data"},
         instead={"--checkpoint-every 100": "--checkpoint-every 1"},
     ),
@@ -228,7 +229,7 @@ PAGES = {
     "docs/training.md": Page(
         (Run((2,), MODEL), Run((3,), MODEL + "my_sum = torch.nn.CrossEntropyLoss(reduction='sum')")),
         files={
-            "fit.py": Shown("import gradtide\n\nhistory", MODEL + "held_out_images, held_out_labels = images, labels\n"),
+            "fit.py": Shown("import gradtide\n\nhistory", HELD_OUT),
             "train.py": Shown("# train.py\n", MODEL),
         },
     ),
