@@ -237,6 +237,7 @@ PAGES = {
 
 # Why commands (as fnmatch finds them) are parsed and not run.
 NOT_RUN = {
+    "docs/index.md: python train.py": "as in README.md, word for word",
     "*: gradtide bench *": "takes minutes; tests run them small, tests/bench most of them",
     "*: gradtide chaos*": "takes minutes, some as root; tests/testing runs small ones",
     "docs/launch.md: python -m gradtide.launch.agent *": "the program above it runs with two of them",
