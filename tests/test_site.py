@@ -28,6 +28,12 @@ def test_a_page_has_one_first_heading():
 
 
 @pytest.mark.quick
+def test_the_home_page_begins_as_the_readme_does():
+    readme, home = ((path / name).read_text() for path, name in ((ROOT, "README.md"), (DOCS, "index.md")))
+    assert readme[readme.index("Install PyTorch") : readme.index("![")] in home
+
+
+@pytest.mark.quick
 def test_the_reference_has_every_public_name():
     import gradtide
 
