@@ -5,7 +5,7 @@ import signal
 from gradtide.launch.job import Again, GoOn, JobState
 from gradtide.launch.messages import Failure
 
-__all__ = ["aftermath", "again", "also_failed", "asked_to_go", "come", "go_on", "in_a_line", "lost"]
+__all__ = ["aftermath", "again", "also_failed", "asked_to_go", "come", "did", "go_on", "in_a_line", "lost"]
 
 
 def in_a_line(failure: Failure) -> str:
@@ -35,7 +35,7 @@ def asked_to_go(ranks: list[int]) -> str:
 
 def lost(failure: Failure) -> str:
     """Of a worker whose job goes on."""
-    return f"worker {failure.rank} {_did(failure)}"
+    return f"worker {failure.rank} {did(failure)}"
 
 
 def also_failed(job: JobState) -> list[Failure]:
@@ -49,14 +49,14 @@ def also_failed(job: JobState) -> list[Failure]:
 def aftermath(job: JobState) -> list[str]:
     """What is said when all is over: who fell after the first, and last of all what that was."""
     if job.cause is not None:
-        return [*_others(job, job.cause), f"worker {job.cause.rank} {_did(job.cause)}"]
+        return [*_others(job, job.cause), f"worker {job.cause.rank} {did(job.cause)}"]
     if job.signalled:
         stopped = [f"worker {failure.rank}: {in_a_line(failure)}" for failure in job.failures if failure.kind]
         return [*stopped, f"ended by {signal.Signals(job.signalled).name}"]
     return [f"done, without {_ranks(sorted(job.lost))}"] if job.lost else []
 
 
-def _did(failure: Failure) -> str:
+def did(failure: Failure) -> str:
     return f"failed: {in_a_line(failure)}" if failure.kind else failure.message
 
 
