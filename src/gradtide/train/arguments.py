@@ -42,7 +42,8 @@ _SHARED: dict[str, Words] = {
     "x y X inputs targets labels": _ONE,
     "dataset dataloader loader data_loader dataloaders": _ONE,
     "num_workers": "it is an argument of a DataLoader; more processes that run your program: gradtide run --workers 2",
-    "workers n_jobs num_processes world_size": "workers are those of gradtide run --workers 2 script.py",
+    "workers n_jobs num_processes world_size": "workers are those of gradtide run --workers 2 script.py, or in a "
+    "notebook of gradtide.launch(train, workers=2)",
     "bs per_device_train_batch_size per_device_eval_batch_size train_batch_size": "it is called batch_size=",
     "sample_weight sample_weights": "weights go with the data: (x, y, weights)",
 }
