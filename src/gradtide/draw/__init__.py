@@ -11,6 +11,7 @@ step.py      a training step: who computes what when
 sizes.py     which strategy wins from which size on
 hosts.py     the time over the number of hosts
 save.py      writes a figure to a file, an SVG with a dark form
+html.py      what a notebook shows: tables, and pictures within a page
 timeline.py  who used which link when, as a Chrome trace
 
 matplotlib is imported when something is drawn, not before: it takes longer to load than a plan takes to make.

@@ -10,7 +10,7 @@ from typing import get_args
 from gradtide.errors import ConfigError, DeviceError, ScheduleError
 from gradtide.schedule.bound import bound
 from gradtide.schedule.candidates import Candidate, candidates, seconds_of
-from gradtide.schedule.explain import explain, short_seconds, short_size
+from gradtide.schedule.explain import PLAN_HEADS, explain, plan_cells, short_seconds, short_size
 from gradtide.schedule.model import Collective, Schedule
 from gradtide.schedule.predict.resources import Resources
 from gradtide.schedule.predict.simulate import simulate
@@ -49,6 +49,22 @@ class Plan:
         request = self.request
         among = f"{len(request.devices)} devices" if len(request.devices) > 4 else ", ".join(request.devices)
         return f"{request.collective} of {short_size(request.size_bytes)} on {request.topology.name} ({among})"
+
+    def left_out(self) -> dict[str, list[str]]:
+        """Strategies that don't apply here, by the reason."""
+        names: dict[str, list[str]] = {}
+        for name, reason in self.skipped.items():
+            names.setdefault(reason, []).append(name)
+        return names
+
+    def _repr_html_(self) -> str:
+        from gradtide.draw.html import html_picture, html_table
+
+        cells = plan_cells(self.table, self.bound_seconds)
+        skipped = "; ".join(f"{', '.join(names)}: {why}" for why, names in self.left_out().items())
+        notes = [self.explain(), *([f"Left out: {skipped}."] if skipped else [])]
+        shown = html_table(PLAN_HEADS, cells, self.title, notes)
+        return shown + html_picture(self.draw, f"what {self.best.name} sends over each link")
 
     def draw(self, path: str | Path, strategy: str | None = None) -> None:
         """Draws what the best strategy (or the named one) sends over each link, to an .svg, .png or .pdf file."""

@@ -103,6 +103,8 @@ def plan(arguments: Sequence[str]) -> None:
     if not asked.topology:
         raise ConfigError("TOPOLOGY is missing: a preset or a file; see gradtide plan -h")
     if bool(asked.size) == bool(asked.sizes):
+        if not asked.hosts:
+            _wired(asked)  # an unknown name is said first: a size would not help
         raise ConfigError("plan needs either --size, as 160MB, or --sizes, as 4KB..1GB")
     _check_together(asked, step, compress)
     devices = [name.strip() for name in asked.devices.split(",")] if asked.devices else None
