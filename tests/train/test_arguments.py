@@ -41,7 +41,7 @@ FOREIGN = {
     "fit((X, Y), model())": "the model is a tuple; the first argument is a torch.nn.Module, then the data",
     "evaluate(model(), X, y=Y)": "evaluate: there is no y=; data is one argument, behind the model",
     "evaluate(model(), 3)": "can't read batches from int; pass (inputs, targets) as tensors or arrays, a Dataset",
-    "evaluate(model(), X, num_workers=3)": "it is an argument of a DataLoader; more processes that run your program: gradtide",
+    "evaluate(model(), X, num_workers=3)": "it is an argument of a DataLoader; more processes that run",
     "predict(model(), 'x')": "can't read batches from str; pass inputs as tensors or arrays",
     "evaluate(nn.Linear, (X, Y))": "the model is the class Linear",
     "DataParallel(model(), device_ids=[0])": "DataParallel: there is no device_ids=; move the model to its device",

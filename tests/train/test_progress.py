@@ -13,7 +13,7 @@ import torch
 import gradtide
 from gradtide.events import BatchDone, CheckpointFailed, EpochDone, ignore
 from gradtide.sync.job import BatchShare, Job
-from gradtide.train.steering.progress import Progress, follow_progress
+from gradtide.train.steering.progress import RunProgress, follow_progress
 from loaded_python import loaded_python
 
 X, Y = torch.ones(40, 3), torch.zeros(40, dtype=torch.long)
@@ -48,7 +48,7 @@ class Kept:
 def run(epochs, batches, step_s, evaluate_s=0.0, job=None, known=True):
     """What a log has of a run whose steps take so long."""
     clock, kept = Clock(), Kept()
-    progress = Progress(epochs, batches if known else None, job, lambda: kept, clock)
+    progress = RunProgress(epochs, batches if known else None, job, lambda: kept, clock)
     emit = progress.around(ignore)
     for epoch in range(1, epochs + 1):
         for batch in range(1, batches + 1):
@@ -115,7 +115,7 @@ def test_only_the_first_worker_shows_it_and_nobody_if_it_is_not_wanted():
 @pytest.mark.quick
 def test_a_checkpoint_that_failed_is_told_at_once():
     kept = Kept()
-    Progress(1, None, None, lambda: kept).around(ignore)(CheckpointFailed(8, "no room"))
+    RunProgress(1, None, None, lambda: kept).around(ignore)(CheckpointFailed(8, "no room"))
     assert kept.lines == ["gradtide: no checkpoint of step 8: no room"]
 
 

@@ -40,7 +40,7 @@ from gradtide.train.run_state import DataGenerators
 from gradtide.train.source import Batch, BatchSource, ReadAhead, StepBatch, StepSource
 from gradtide.train.steering.callbacks import Callbacks, EpochEnd
 from gradtide.train.steering.metrics import Metrics
-from gradtide.train.steering.progress import Progress
+from gradtide.train.steering.progress import RunProgress
 from gradtide.train.steering.rates import Rates
 from gradtide.train.steering.schedules import RateSchedule
 
@@ -60,7 +60,7 @@ class Steering:
     callbacks: Callbacks = field(default_factory=lambda: Callbacks(None))
     schedule: RateSchedule | None = None
     clip_norm: float | None = None
-    progress: Progress | None = None
+    progress: RunProgress | None = None
 
 
 class Run:

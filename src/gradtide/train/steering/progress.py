@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gradtide.environment import read_environment
+from gradtide.environment import in_notebook
 from gradtide.events import BatchDone, CheckpointFailed, Emit, EpochDone, Event
 
 if TYPE_CHECKING:
     from gradtide.sync import Job
 
-__all__ = ["Progress", "follow_progress", "in_notebook"]
+__all__ = ["RunProgress", "follow_progress"]
 
 _RATE_S = 10.0  # samples/s are those of so long
 
@@ -34,14 +34,14 @@ class Shown(Protocol):
     def close(self) -> None: ...
 
 
-def follow_progress(wanted: bool | None, epochs: int, batches: int | None, job: "Job | None") -> "Progress | None":
+def follow_progress(wanted: bool | None, epochs: int, batches: int | None, job: "Job | None") -> "RunProgress | None":
     """What follows the run in this process. Of a job's workers the first one shows it: another, when that has died."""
     if wanted is False or (job is not None and job.rank and job.elastic is None):
         return None
-    return Progress(epochs, batches, job)
+    return RunProgress(epochs, batches, job)
 
 
-class Progress:
+class RunProgress:
     """Follows one worker's events. `batches` of an epoch, where that is known.
 
     A step that shows nothing costs it a look at the clock and two sums.
@@ -163,12 +163,6 @@ def _rate(samples: int, seconds: float) -> list[str]:
         return []
     per_s = samples / seconds
     return [f"{per_s:,.0f} samples/s" if per_s >= 10 else f"{per_s:.2g} samples/s"]
-
-
-def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel, which a worker of a job is not."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return hasattr(shell, "kernel") and read_environment().launch is None
 
 
 def _find() -> Shown:
