@@ -264,8 +264,12 @@ def way_of(case):
         share = {"copies": False, "shared": True}.get(way)
         return {"sync": "auto", "share_parameters": share, **options}
     if way.startswith("local"):
-        over = gradtide.Servers("bsp") if way == "local over servers" else None
-        return {"sync": gradtide.Local(**case["local"], **({"over": over} if over else {})), **options}
+        local = dict(case["local"])
+        if "outer" in local:
+            local["outer"] = gradtide.update("sgd", **local["outer"])
+        if way == "local over servers":
+            local["over"] = gradtide.Servers("bsp")
+        return {"sync": gradtide.Local(**local), **options}
     mode, _, average = way.partition(" that ")
     return {"sync": gradtide.Servers(mode), **({"share_parameters": False} if average else {}), **options}
 
