@@ -156,6 +156,8 @@ class JobState:
         if failure.rank in self.going:
             self.lost.discard(failure.rank)
             return [Show(failure)]
+        if failure.refused:
+            return self._end(failure)
         if self.restarts < self.max_restarts and not self.finished:
             self.restarts += 1
             self.lost.discard(failure.rank)

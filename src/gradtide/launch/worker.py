@@ -18,7 +18,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from gradtide.environment import extend_environment
-from gradtide.errors import CommunicationError
+from gradtide.errors import CommunicationError, ConfigError
 from gradtide.failure_line import find_where, message_with_notes, without_frames_of
 from gradtide.launch.messages import Failure, Start, send
 from gradtide.launch.target import Target
@@ -129,6 +129,7 @@ def _report(rank: int, error: BaseException, reports: socket.socket) -> None:
         where=find_where(error),
         traceback=_shortened(text, _TRACEBACK_CHARACTERS),
         fell=_fell_with_a_peer(error),
+        refused=isinstance(error, ConfigError),
     )
     with contextlib.suppress(OSError):  # the launcher is gone, and so are we in a moment
         send(reports, failure)

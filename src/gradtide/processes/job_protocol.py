@@ -36,12 +36,13 @@ _SCALE_S = 10.0
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """Worker to launcher: whom do I work with? The generation it was in; 0 for one that has just started. `keeps`: it
     has what nobody else has, so it can't go before it has left that to somebody in the next generation. `again`: it
-    has asked before, over a connection that broke."""
+    has asked before, over a connection that broke. `living`: only who lives, or is being started; answered at once."""
 
     rank: int
     generation: int
     keeps: bool = False
     again: bool = False
+    living: bool = False
 
 
 class Watch(msgspec.Struct, frozen=True, tag=True):
