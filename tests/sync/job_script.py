@@ -201,7 +201,7 @@ class Places:
 
 def alone(program, given=None):
     """What plain PyTorch gives, of the samples given by epoch and place, if not of all: parameters, what evaluations
-    saw, and what the last checkpoint held."""
+    saw, and what the checkpoint of each epoch held."""
     net, rule = build(program)
     model, kept = Plain(net, rule, program.get("clip_norm")), {}
 
@@ -210,11 +210,11 @@ def alone(program, given=None):
         return Places(loader, of)
 
     def keep(run):
-        kept["model"] = [v.numpy().copy() for v in net.state_dict().values()]
+        kept[model.epoch] = [v.numpy().copy() for v in net.state_dict().values()]
 
     Run(program, model, rule, shard, keep=keep).run()
     seen = {name: value for name, value in model.state.items() if name.startswith("seen")}
-    return [p.detach().numpy() for p in net.parameters()], seen, kept.get("model")
+    return [p.detach().numpy() for p in net.parameters()], seen, kept
 
 
 # --- one of several workers ---
@@ -315,7 +315,7 @@ def main(folder, text):
 
     def keep(run):
         if gradtide.is_main():
-            kept = {"model": model.state_dict(), "optimizer": rule.state_dict()}
+            kept = {"model": model.state_dict(), "optimizer": rule.state_dict(), "epoch": model.epoch}
             torch.save(kept, f"{folder}/kept.{os.getpid()}")
             os.replace(f"{folder}/kept.{os.getpid()}", f"{folder}/kept")
 
