@@ -6,6 +6,8 @@ import weakref
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from gradtide.collective import Group
 from gradtide.environment import read_environment
 from gradtide.errors import CommunicationError, ConfigError
@@ -18,7 +20,7 @@ from gradtide.transport.hosts import LookingStore, local_address, store_at
 from gradtide.transport.keys import read_credentials
 from gradtide.transport.registrar_line import RegistrarLine
 
-__all__ = ["BatchShare", "Elastic", "Job", "current_job"]
+__all__ = ["BatchShare", "Elastic", "Job", "LoopBegin", "current_job"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,14 @@ class BatchShare:
     def weight(self) -> float:
         """How much a mean over this part counts in the mean over the whole batch."""
         return self.samples / self.of
+
+
+class LoopBegin(msgspec.Struct, frozen=True, array_like=True):
+    """How a loop over `shard` began, for workers over servers who come to it later."""
+
+    batches: int  # that were given before it
+    digest: str  # of its first batch
+    generator: str  # the state of what its order is drawn from, if it is drawn
 
 
 @dataclass(slots=True)
@@ -48,7 +58,14 @@ class Elastic:
 
     def ask(self, *, keeps: bool, busy: bool, done: tuple[int, int], timeout_s: float) -> Roster:
         """Who works together next, once all who live have asked."""
-        question, line = Ask(self.number, self.generation, keeps, busy=busy, done=done), self._line()
+        return self._ask(Ask(self.number, self.generation, keeps, busy=busy, done=done), timeout_s)
+
+    def living(self, timeout_s: float) -> set[int]:
+        """Who lives just now, or is being started."""
+        return set(self._ask(Ask(self.number, self.generation, living=True), timeout_s).ranks)
+
+    def _ask(self, question: Ask, timeout_s: float) -> Roster:
+        line = self._line()
         if isinstance(line, RegistrarLine):
             return line.ask(question, timeout_s)
         return ask(self.address, question, timeout_s)
@@ -132,6 +149,7 @@ class Job:
     state_before: dict[str, Any] = field(default_factory=dict)  # the same before the step that is under way
     epoch_began: int = 0  # how many batches were given before this epoch of the script
     resumed: bool = False  # told, and not asked for yet
+    loops: list[LoopBegin] = field(default_factory=list)  # of this epoch of the script, where newcomers need them
     least_part: int = 1  # samples that a part of a batch must have, where shares follow speed: 2 with batch norm
     nobody_waits: bool = False  # for anybody: a model is trained in async
     balance: Any = field(default=None, repr=False)  # what decides on the shares of the last loop that follow speed
@@ -177,6 +195,7 @@ class Job:
     @epoch.setter
     def epoch(self, epoch: int) -> None:
         self.resumed, self.state["epoch"], self.epoch_began, self.edits = False, epoch, self.batches, 0
+        self.loops = [loop for loop in self.loops if loop.batches >= self.batches]
 
     @property
     def number(self) -> int:
