@@ -105,7 +105,7 @@ def test_an_edit_that_died_with_the_only_worker_that_made_it_is_refused(tmp_path
 @pytest.mark.parametrize(
     ("way", "workers", "options", "deaths"),
     [
-        ("shared", 2, RESTARTS, ["0:0:evaluate 8"]),
+        ("shared", 2, RESTARTS, ["0:0:evaluate 8", "1:0:mean 5"]),
         ("copies", 3, ["--min-workers", "2"], ["0:0:saved 3"]),
         pytest.param("auto", 3, RESTARTS, ["0:0:evaluate 30", "1:0:saved 12"], marks=pytest.mark.slow),
         pytest.param("copies", 2, RESTARTS, ["1:0:step 5", "1:1:evaluate 3"], marks=pytest.mark.slow),

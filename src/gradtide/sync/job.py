@@ -135,9 +135,10 @@ class Job:
     undone: int = 0  # batches whose step was lost with a worker: `shard` gives them again
     inside: int = 0  # loops over `shard` whose body is under way, one within another
     called: bool = False  # somebody comes or goes: who works together is asked before the next batch
-    done: int = 0  # steps, and edits besides them, that were finished together
+    done: int = 0  # steps, and what was done together besides them (edits, means), that are finished
     stayed: bool = False  # what failed here when a worker died had been finished by another
-    edits: int = 0  # between loops, since the last batch or since the script said its epoch
+    last_mean: list[float] = field(default_factory=list)  # of all workers' values
+    edits: int = 0  # and means between loops, since the last batch or since the script said its epoch
     edits_before: int = 0  # the same before the first batch of the step that is under way
     arrived: bool = True  # not a newcomer that goes over what the others have done before it came
     past_edits: int = 0  # what they had done of `edits` by then
@@ -272,6 +273,21 @@ class Job:
             self.arrived = True
             for one in self.living:
                 one.arrive()
+
+    def skips(self) -> bool:
+        """Whether what the script does together with others now comes again, with a step that was lost, or was done by
+        them before this worker came."""
+        if self.undone or not self.arrived:
+            return True
+        if self.past_edits:
+            self.past_edits, self.edits = self.past_edits - 1, self.edits + 1
+            return True
+        return False
+
+    def did(self, *, told: bool) -> None:
+        """All have done it. `told`: by one who had finished it, and has counted it."""
+        self.done += not (told or self.before_step)
+        self.edits += not self.inside
 
     @property
     def before_step(self) -> bool:

@@ -56,13 +56,17 @@ def _number(value: Any) -> float:
 def _mean(values: Tensor, weight: float) -> Tensor:
     if not weight >= 0:
         raise ConfigError(f"weight={weight!r}; it must be 0 or more")
-    group = current_job().group
-    if group is None:
-        return values
+    job = current_job()
     # Every product is computed in float64, so that all workers have the same and equal values stay what they are.
-    sums: Tensor = group.all_reduce(
-        torch.cat([values.double().cpu().flatten() * weight, torch.tensor([float(weight)]).double()])
-    )
+    own = torch.cat([values.double().cpu().flatten() * weight, torch.tensor([float(weight)]).double()])
+    trained, sums = [one for one in job.living if one.can_go_on], own
+    if trained:  # where one may die meanwhile
+        sums = trained[-1].mean(lambda sums: sums if job.group is None else job.group.all_reduce(sums), own)
+    elif job.group is None:
+        return values
+    else:
+        sums = job.group.all_reduce(own)
     if not float(sums[-1]):
         raise ConfigError("mean_over_workers: the weights of all workers are 0; give one of them something")
-    return (sums[:-1] / sums[-1]).view(values.shape).to(values)
+    mean: Tensor = (sums[:-1] / sums[-1]).view(values.shape).to(values)
+    return mean

@@ -76,6 +76,7 @@ class _Standing(msgspec.Struct, frozen=True):
     epoch_began: int = 0
     done: int = 0
     edits: int = 0
+    mean: list[float] = []
     begins: bool = False  # nobody is left who was under way: all have just come
 
 
@@ -179,7 +180,7 @@ def share_state(trained: Trained, job: Job, group: Group, spread: Group | Device
         job.arrived, job.done, job.past_edits = told.begins, told.done, told.edits
     elif group.rank:  # a death may find one before a step's end, another after it
         job.stayed = (told.batches, told.done) > (job.batches + job.behind - job.undone, job.done)
-        job.undone, job.done = max(0, job.batches - told.batches), told.done
+        job.undone, job.done, job.last_mean = max(0, job.batches - told.batches), told.done, told.mean
     for parameter, named in zip(trained.parameters, told.state, strict=True):
         _share_one(trained.state_of(parameter), parameter, named, spread)
 
@@ -366,7 +367,8 @@ def _tell(trained: Trained, job: Job) -> bytes:
     state = [_described(trained.state_of(p).get(p, {})) for p in trained.parameters]
     batches, begins = job.batches + job.behind - job.undone, job.elastic is not None and job.elastic.newcomer
     edits = job.edits_before if job.undone else job.edits + job.past_edits
-    standing = _Standing(batches, options, state, job.state, job.epoch_began, job.done, edits, begins)
+    done = job.done, edits, job.last_mean, begins
+    standing = _Standing(batches, options, state, job.state, job.epoch_began, *done)
     try:
         return msgspec.json.encode(standing)
     except (TypeError, ValueError) as error:

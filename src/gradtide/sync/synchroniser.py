@@ -593,7 +593,7 @@ class Synchroniser:
     @contextlib.contextmanager
     def edit(self) -> Iterator[None]:
         """In it the parameters may be changed; afterwards all workers have what worker 0 has."""
-        if self._job.undone or not self._job.arrived or self._job.past_edits:
+        if self._job.skips():
             with self._void():
                 yield
             return
@@ -626,9 +626,7 @@ class Synchroniser:
     @contextlib.contextmanager
     def _void(self) -> Iterator[None]:
         """What is edited in here comes again, with the step that was lost; or all did it before this worker came."""
-        kept, job = KeptValues(self._trained), self._job
-        if job.arrived and not job.undone:
-            job.past_edits, job.edits = job.past_edits - 1, job.edits + 1
+        kept = KeptValues(self._trained)
         try:
             yield
         finally:
@@ -673,17 +671,30 @@ class Synchroniser:
 
     def _edited(self, kept: KeptValues | None, *, told: bool) -> None:
         """All have the edit. `told`: by one who had finished it, and has counted it."""
-        job = self._job
-        if kept is not None and not job.undone:
-            if job.before_step:
+        if kept is not None and not self._job.undone:
+            if self._job.before_step:
                 self._keep_unedited(kept)
-            else:
-                job.done += not told
-            job.edits += not job.inside
+            self._job.did(told=told)
         if isinstance(self.way, SharedParameters) and self.way.outdated:
             self.together(self._anew, lambda: None)
         if self._trial is not None:
             self._trial.edited_properly()
+
+    def mean(self, add_up: Callable[[Tensor], Tensor], own: Tensor) -> Tensor:
+        """Of all workers' values. One that dies meanwhile is not in it, if nobody has heard of its value."""
+        job, told = self._job, False
+        while not job.skips():
+            try:
+                job.last_mean = add_up(own.clone()).tolist()
+            except CommunicationError as error:
+                if not self._takes_again:
+                    raise
+                self._go_on(error, finished=not job.before_step, asking=True)
+                if job.undone or not (told := job.stayed):
+                    continue
+            job.did(told=told)
+            return torch.tensor(job.last_mean, dtype=own.dtype)
+        return own
 
     # --- the program changes ---
 
