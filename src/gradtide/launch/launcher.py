@@ -125,7 +125,7 @@ class _InCell(Output):
     """What workers write goes where this program's `print` does: a notebook's cell is no file. There it all goes to the
     standard output, since what goes to the other is shown as an error."""
 
-    def _write(self, to: int, data: bytes) -> None:
+    def _put(self, to: int, data: bytes) -> None:
         stream = sys.stdout if to == 1 or in_notebook() else sys.stderr
         try:
             stream.write(data.decode(errors="replace"))
