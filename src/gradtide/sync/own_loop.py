@@ -60,9 +60,9 @@ def _mean(values: Tensor, weight: float) -> Tensor:
     if group is None:
         return values
     # Every product is computed in float64, so that all workers have the same and equal values stay what they are.
-    sums: Tensor = group.all_reduce(
-        torch.cat([values.double().cpu().flatten() * weight, torch.tensor([float(weight)]).double()])
-    )
+    weighed = torch.cat([values.double().cpu().flatten() * weight, torch.tensor([float(weight)]).double()])
+    with group.purpose("in mean_over_workers, which all workers call"):
+        sums: Tensor = group.all_reduce(weighed)
     if not float(sums[-1]):
         raise ConfigError("mean_over_workers: the weights of all workers are 0; give one of them something")
     return (sums[:-1] / sums[-1]).view(values.shape).to(values)
