@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gradtide.collective.c10d.hook import ddp_hook
     from gradtide.collective.c10d.starting import init
     from gradtide.compress import Compress
+    from gradtide.launch.launcher import launch
     from gradtide.parallel import (
         DataParallel,
         DevicePool,
@@ -118,6 +119,7 @@ __all__ = [
     "fit",
     "init",
     "is_main",
+    "launch",
     "local_servers",
     "mean_over_workers",
     "plan",

@@ -15,10 +15,11 @@ _PACKAGE = os.path.dirname(__file__) + os.sep
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Words = str | Callable[[str, Mapping[str, object]], str]  # what to write instead: of the name, and all that was named
 
 
 def refuse_foreign_names(
-    elsewhere: Mapping[str, str], unnamed: str = "give the others by name"
+    elsewhere: Mapping[str, Words], unnamed: str = "give the others by name"
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """For a function or an `__init__`. `elsewhere` has the names that other libraries use, in groups that are separated
     by spaces, and what to write instead; `unnamed` says what to write if there are too many arguments without names."""
@@ -35,7 +36,7 @@ def refuse_foreign_names(
         def checked(*given: P.args, **named: P.kwargs) -> R:
             for name in named:
                 if name not in parameters:
-                    raise ConfigError(f"{who}: {_say(name, instead, [*parameters])}")
+                    raise ConfigError(f"{who}: {_say(name, instead, [*parameters], named)}")
             if len(given) > places:
                 raise ConfigError(f"{who}: too many arguments without a name; {unnamed}")
             for name in needed[len(given) :]:
@@ -61,9 +62,10 @@ def check_whole(who: str, **counts: object) -> None:
             raise ConfigError(f"{who}: {name}={value!r} makes no sense; give a whole number")
 
 
-def _say(name: str, instead: Mapping[str, str], known: list[str]) -> str:
+def _say(name: str, instead: Mapping[str, Words], known: list[str], named: Mapping[str, object]) -> str:
     if name in instead:
-        return f"there is no {name}=; {instead[name]}"
+        words = instead[name]
+        return f"there is no {name}=; {words if isinstance(words, str) else words(name, named)}"
     ours = [one for one in known if one != "self"]
     near = meant(f"{name}=", [f"{one}=" for one in ours])
     return f"there is no {name}={near or '; its arguments are ' + ', '.join(ours)}"

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any
@@ -26,21 +27,27 @@ from gradtide.launch.messages import Failure, Start, send
 from gradtide.launch.target import Target
 from gradtide.processes.naming import name_process
 
-__all__ = ["live"]
+__all__ = ["live", "live_as"]
 
 _TRACEBACK_CHARACTERS = 40_000  # a message must fit into a socket's buffer
 _MESSAGE_CHARACTERS = 2_000
 _PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
-_MACHINERY = (__file__, "<frozen importlib", "<frozen runpy", importlib.util.__file__)
+_MACHINERY = (os.path.dirname(__file__) + os.sep, "<frozen importlib", "<frozen runpy", importlib.util.__file__)
 
 
 def live(start: Start, target: Target, reports: socket.socket) -> None:
     """Runs the target as __main__. Ends by returning, or by the SystemExit or KeyboardInterrupt that ends Python."""
+    _draw_numbers_of_its_own()
+    live_as(start, " ".join((target.name, *target.arguments)), lambda: _run(target), reports)
+
+
+def live_as(start: Start, doing: str, run: Callable[[], None], reports: socket.socket) -> None:
+    """The same of anything that a worker can run."""
     _become_fresh(start)
-    name_process(f"worker-{start.rank}", " ".join((target.name, *target.arguments)))
+    name_process(f"worker-{start.rank}", doing)
     pid = os.getpid()
     try:
-        _run(target)
+        run()
     except SystemExit as error:
         sys.last_value = error if error.code else None  # for who asks at the end whether it is a good one
         if os.getpid() == pid:  # and not a child that the script has forked
@@ -65,7 +72,6 @@ def _become_fresh(start: Start) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # else lines would wait until a pipe's worth of them is there
-    _draw_numbers_of_its_own()
 
 
 def _draw_numbers_of_its_own() -> None:

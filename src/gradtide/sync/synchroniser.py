@@ -32,12 +32,12 @@ from gradtide.sync.compressed import CompressedReduce, LeftToOne
 from gradtide.sync.compressed.loads import LoadedStates
 from gradtide.sync.compressed.state import holds_something
 from gradtide.sync.job import Job
-from gradtide.sync.local import Local, LocalOverServers, LocalSteps, TogetherFirst
+from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
 from gradtide.sync.servers import Servers, ServersWay
 from gradtide.sync.shared.way import SharedParameters, Unshare
 from gradtide.sync.state import LastStep, check_alike
 from gradtide.sync.trained import Trained, find_trained, needs_closure
-from gradtide.sync.watching.alike import AlikeNet
+from gradtide.sync.watching.alike import AlikeNet, look_whether_alike
 from gradtide.sync.watching.backward import BackwardHooks
 from gradtide.sync.watching.guard import Trial
 from gradtide.sync.watching.lost_step import LostStep, StepBegin
@@ -236,19 +236,11 @@ class Synchroniser:
         if isinstance(self.way, EveryStep) and self._net.is_due(asked=self.way.asked_to_look):
             self.look()
 
-    def _look_at_meeting(self, meetings: int) -> None:
-        """Not where one may die: there a meeting is over for some when it must be held again for others."""
-        local = self._wishes.sync
-        if self._job.elastic is not None or not isinstance(local, Local):
-            return
-        if self._net.is_due_at_meeting(meetings, local.every):
-            self.look()
-
     def look(self, *, ends: bool = False) -> None:
         """All workers compare what trains now, together."""
         group = self._job.group if self.way.is_collective else None
         if group is not None and not self.way.apart:
-            self._net.look(self._trained, self.way, group, ends=ends)
+            look_whether_alike(self._trained, self.way, group, ends=ends)
 
     def _look_at_the_end(self) -> None:
         """A worker that left out a step is told so when it leaves. Not on the way out of an error, nor for somebody who
@@ -361,12 +353,10 @@ class Synchroniser:
         if any(not any(one is given for given in self._given_optimizers) for one in of_all):
             of_all = [one for one in of_all if self._stepped[id(one)] >= self._rounds - 1] or of_all
         if any(optimizer is of_all[-1] for optimizer in optimizers):
-            meetings, part = self._wishes.outer.windows, self._equal_part()
+            part = self._equal_part()
             self.way.stepped()
             if self._equal_part() != part:  # what was added up by all counts as each worker's own from now on
                 self._hooks.synchronised(self._equal_part())
-            if self._wishes.outer.windows != meetings:
-                self._look_at_meeting(meetings + 1)
 
     def _take_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
@@ -798,7 +788,7 @@ class Synchroniser:
         """All are alike afterwards, as they are anyway where every step is taken together."""
         way = self.way.now if isinstance(self.way, TogetherFirst) else self.way
         if not isinstance(way, EveryStep):
-            self.together(way.finish, lambda: None)
+            self.together(way.catch_up if isinstance(way, LocalOverServers) else way.finish, lambda: None)
 
     def finish(self) -> None:
         """After the last step: waits until what this worker has sent has arrived, or all have met."""
