@@ -121,6 +121,13 @@ def test_failures_that_are_the_same_are_told_in_one_line():
     assert aftermath(job) == ["workers 1, 2 failed in the same way"]
 
 
+def test_who_failed_in_the_same_way_somewhere_else_is_told_where():
+    job = JobState(3, 3, 0)
+    for rank, where in enumerate(("train.py:7", "train.py:7", "train.py:9")):
+        job.reported(Failure(rank, 1.0, "Mismatch", "apart", where, fell=rank > 0))
+    assert aftermath(job) == ["worker 1 failed in the same way", "worker 2 failed in the same way (train.py:9)"]
+
+
 def test_a_worker_that_ends_as_it_was_asked_to_has_not_failed_and_another_has():
     job = JobState(4, 4, 0)
     job.reported(failure(1))

@@ -217,9 +217,11 @@ class RunningJob(ABC):
 
     def _last_words(self) -> None:
         """The first failure is said again last of all, where other lines have come between."""
-        for line in wording.aftermath(self.job):
+        lines, again = wording.aftermath(self.job), not self._output.ends_with(self._first_told)
+        for line in lines:
             self._output.say(line)
-        if self.job.cause is not None and not self._output.ends_with(self._first_told):
+            again |= wording.IN_THE_SAME_WAY not in line
+        if self.job.cause is not None and again:
             self._output.say(self._first_told)
 
     @abstractmethod

@@ -59,13 +59,17 @@ def _mean(values: Tensor, weight: float) -> Tensor:
     job = current_job()
     # Every product is computed in float64, so that all workers have the same and equal values stay what they are.
     own = torch.cat([values.double().cpu().flatten() * weight, torch.tensor([float(weight)]).double()])
-    trained, sums = [one for one in job.living if one.can_go_on], own
-    if trained:  # where one may die meanwhile
-        sums = trained[-1].mean(lambda sums: sums if job.group is None else job.group.all_reduce(sums), own)
-    elif job.group is None:
+
+    def add_up(own: Tensor) -> Tensor:
+        if job.group is None:
+            return own
+        with job.group.purpose("in mean_over_workers, which all workers call"):
+            return job.group.all_reduce(own)
+
+    trained = [one for one in job.living if one.can_go_on]
+    if not trained and job.group is None:
         return values
-    else:
-        sums = job.group.all_reduce(own)
+    sums: Tensor = trained[-1].mean(add_up, own) if trained else add_up(own)  # where one may die meanwhile
     if not float(sums[-1]):
         raise ConfigError("mean_over_workers: the weights of all workers are 0; give one of them something")
     mean: Tensor = (sums[:-1] / sums[-1]).view(values.shape).to(values)

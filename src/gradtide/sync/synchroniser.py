@@ -22,6 +22,7 @@ from gradtide.sync.alone import Alone
 from gradtide.sync.choose import (
     ON_TRIAL,
     TRIAL_STEPS,
+    WRAPPING,
     Wishes,
     can_be_shared,
     check_one_optimizer,
@@ -49,7 +50,10 @@ from gradtide.sync.ways import EveryStep, Way
 __all__ = ["Synchroniser"]
 
 T = TypeVar("T")
-_LENGTHS = "for loops of different lengths, share out the data with gradtide.shard(...), or train in model.join()"
+_TOGETHER = (
+    "all workers call step, evaluate, mean_over_workers and the like, not only `if gradtide.is_main():`; for loops of "
+    "different lengths, share out the data with gradtide.shard(...), or train in model.join()"
+)
 OverServers = ServersWay | LocalOverServers | TogetherFirst
 
 
@@ -122,11 +126,12 @@ class Synchroniser:
         """As worker 0 does: one that has just come knows less of how the program goes."""
         self._net = AlikeNet()
         if self._wishes.trial and not isinstance(self._wishes.sync, Servers) and self._job.group is not None:
-            self._job.group.advise(_LENGTHS)
+            self._job.group.advise(_TOGETHER)
         if self._may_share and self._job.group is not None:
             trial = self._trial
             known = torch.tensor([not self._unproven, trial is None, trial.steps if trial else 0, self._on_trial])
-            self._job.group.broadcast(known)
+            with self._job.group.purpose(WRAPPING):
+                self._job.group.broadcast(known)
             proven, over, steps, self._on_trial = bool(known[0]), bool(known[1]), int(known[2]), bool(known[3])
             if proven or (over and self._unproven in ("", ON_TRIAL)):  # else this worker knows why
                 self._unproven = "" if proven else "before this worker came, the program edited gradients or parameters"
