@@ -1,6 +1,6 @@
 """Follow a run in Weights & Biases or in MLflow: each is a callback of a few lines. python examples/trackers.py wandb
 
-Under `gradtide run --workers 2` one worker logs. Without a server: WANDB_MODE=offline; MLFLOW_TRACKING_URI=file:./mlruns
+Under `gradtide run --workers 2` one worker logs. Without a server: WANDB_MODE=offline; MLFLOW_TRACKING_URI=file:./runs
 and MLFLOW_ALLOW_FILE_STORE=true.
 """
 

@@ -1,4 +1,4 @@
-"""examples/trackers.py: what Weights & Biases and MLflow keep of a run on two workers, without a server and a network."""
+"""examples/trackers.py: what Weights & Biases and MLflow keep of a run on two workers, without server and network."""
 
 import json
 import os
