@@ -1,17 +1,23 @@
 """Writes the figures of docs/figures/*.json, as `gradtide bench … --output` leaves them, into README.md and docs/*.md.
 
-A table has a line for each result, or, with `by`, for each group of results that agree in some fields. A page has its
-headings and the form of a line in a comment; what follows is written here:
+A page has a table between two marks, and a number in a sentence before one:
 
-    <!-- figures: train-workers-mlp bold gradtide, shared parameters
-    | | samples/s | x never synchronised |
-    | {name} | {per_s:,.0f} | {ratio:.2f} |
-    -->
+    <!-- figures: train-workers-mlp -->
     <!-- end -->
 
-Without the name of a file all lines are written once. A number in a sentence stands before its form:
+    Both are 2.1<!--=mlp-gain--> times as fast as DDP.
 
-    2.1<!-- {train-workers-mlp[gradtide, shared parameters].per_s / train-workers-mlp[DDP over Gloo].per_s:.1f} -->
+What they show stands beside the results. docs/figures/NAME.table has the file that a table is of, its headings and
+the form of a line:
+
+    train-workers-mlp bold gradtide, shared parameters
+    | | samples/s | x never synchronised |
+    | {name} | {per_s:,.0f} | {ratio:.2f} |
+
+The table has a line for each result, or, with `by`, for each group of results that agree in some fields. Without the
+first line all lines are written once. docs/figures/sentences.txt has a line for each number:
+
+    mlp-gain = {train-workers-mlp[gradtide, shared parameters].per_s / train-workers-mlp[DDP over Gloo].per_s:.1f}
 
 `file[this][that].field` is the field of those results in docs/figures/file.json that hold both "this" and "that"; in a
 table `[this].field` looks among the line's own results. `min` or `max` before it takes the least or most of several.
@@ -33,8 +39,8 @@ UNITS = {"us": 1e6, "ms": 1e3, "MB": 1e-6, "GB": 1e-9, "pt": 100}
 EXTREMES = {"min": min, "max": max}
 FIELD = re.compile(r"\{((?:\[[^\]]*\]|[^{}:\[])+)(?::([^{}]*))?\}")
 TERM = re.compile(r"(?:(min|max) )?(?:([\w/-]*)((?:\[[^\]]*\])*)\.)?(\w+)")
-NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(<!-- (\{[^\n]*?\}) -->)")
-TABLE = re.compile(r"(<!-- figures:([^\n]*)\n(.*?)\n-->\n).*?(<!-- end -->)", re.DOTALL)
+NUMBER = re.compile(r"([-+]?\d[\d,]*(?:\.\d+)?)(<!--=([\w-]+)-->)")
+TABLE = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WHICH = re.compile(r"([\w/-]*)((?:\[[^\]]*\])*)(?: by (\w+(?:, \w+)*))?(?: bold (.+))?")
 
 Result = dict[str, Any]
@@ -51,26 +57,32 @@ class Figures:
         self._files: dict[str, list[Result]] = {}
         for path in folder.glob("*.json"):
             self._files.update(_parts(path.stem, json.loads(path.read_text())))
+        self._tables = {path.stem: path.read_text().strip() for path in folder.glob("*.table")}
+        said = folder / "sentences.txt"
+        self._numbers = dict(line.split(" = ", 1) for line in said.read_text().splitlines()) if said.exists() else {}
 
     def write_into(self, page: str) -> str:
         if not page.count("<!-- figures:") == page.count("<!-- end -->") == len(TABLE.findall(page)):
-            raise WrongFigure(
-                "a table begins with <!-- figures: … -->, its headings and a line, and ends with <!-- end -->"
-            )
-        if page.count("<!-- {") != len(NUMBER.findall(page)):
-            raise WrongFigure("before <!-- {…} --> there must be a number")
-        page = TABLE.sub(lambda found: f"{found[1]}\n{self._table(found[2].strip(), found[3])}\n\n{found[4]}", page)
-        return NUMBER.sub(lambda found: self._number(found[2]) + found[1], page)
+            raise WrongFigure("a table begins with <!-- figures: NAME --> and ends with <!-- end -->")
+        if page.count("<!--=") + page.count("<!-- {") != len(NUMBER.findall(page)):
+            raise WrongFigure("a number in a sentence is marked so: 2.1<!--=NAME-->")
+        page = TABLE.sub(lambda found: f"{found[1]}\n{self._table(found[2])}\n\n{found[3]}", page)
+        return NUMBER.sub(lambda found: self._number(found[3]) + found[2], page)
 
-    def _number(self, form: str) -> str:
-        shown = self._fill(form, [])
-        if not NUMBER.fullmatch(f"{shown}<!-- {form} -->"):
-            raise WrongFigure(f"{form} should be a number, and is {shown or 'not measured'}")
+    def _number(self, name: str) -> str:
+        if name not in self._numbers:
+            raise WrongFigure(f"docs/figures/sentences.txt has no {name}")
+        shown = self._fill(self._numbers[name], [])
+        if not NUMBER.fullmatch(f"{shown}<!--={name}-->"):
+            raise WrongFigure(f"{name} should be a number, and is {shown or 'not measured'}")
         return shown
 
-    def _table(self, which: str, lines: str) -> str:
-        head, *forms = lines.split("\n")
-        file, keys, by, bold = _match(WHICH, which)
+    def _table(self, name: str) -> str:
+        if name not in self._tables:
+            raise WrongFigure(f"docs/figures has no {name}.table")
+        lines = self._tables[name].split("\n")
+        file, keys, by, bold = _match(WHICH, "" if lines[0].startswith("|") else lines.pop(0))
+        head, *forms = lines
         written = [head, "|---" * (head.count("|") - 1) + "|"]
         if not file:
             return "\n".join(written + [self._fill(form, []) for form in forms])

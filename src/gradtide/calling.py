@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from gradtide.errors import ConfigError
 
-__all__ = ["meant", "refuse_foreign_names", "users_level"]
+__all__ = ["check_flags", "check_whole", "meant", "refuse_foreign_names", "users_level"]
 
 _PACKAGE = os.path.dirname(__file__) + os.sep
 
@@ -29,6 +29,8 @@ def refuse_foreign_names(
         who = call.__qualname__.removesuffix(".__init__")
         parameters = inspect.signature(call).parameters
         places = sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters.values())
+        kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        needed = [name for name, one in parameters.items() if one.default is one.empty and one.kind in kinds]
 
         @functools.wraps(call)
         def checked(*given: P.args, **named: P.kwargs) -> R:
@@ -37,11 +39,27 @@ def refuse_foreign_names(
                     raise ConfigError(f"{who}: {_say(name, instead, [*parameters], named)}")
             if len(given) > places:
                 raise ConfigError(f"{who}: too many arguments without a name; {unnamed}")
+            for name in needed[len(given) :]:
+                if name not in named:
+                    raise ConfigError(f"{who}: {name} is missing; {unnamed}")
             return call(*given, **named)
 
         return checked
 
     return around
+
+
+def check_flags(who: str, **flags: object) -> None:
+    """Words are true, too: `overlap="no"` would mean yes."""
+    for name, value in flags.items():
+        if not isinstance(value, bool | int):
+            raise ConfigError(f"{who}: {name}={value!r} makes no sense; say True or False")
+
+
+def check_whole(who: str, **counts: object) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise ConfigError(f"{who}: {name}={value!r} makes no sense; give a whole number")
 
 
 def _say(name: str, instead: Mapping[str, Words], known: list[str], named: Mapping[str, object]) -> str:
@@ -62,8 +80,9 @@ def meant(word: str, known: Iterable[str]) -> str:
 
 
 def users_level() -> int:
-    """The stacklevel for a warning of the function that calls this: the first caller that is not of gradtide."""
+    """The stacklevel for a warning of the function that calls this: the first caller that is neither of gradtide nor of
+    torch, whose backward calls us."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("gradtide", "torch"):
         level, frame = level + 1, frame.f_back
     return level

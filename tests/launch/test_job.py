@@ -108,4 +108,13 @@ def test_failures_that_are_the_same_are_told_in_one_line():
     job = JobState(3, 3, 0)
     for rank in range(3):
         job.reported(failure(rank))
-    assert aftermath(job) == ["workers 1, 2 failed in the same way", "worker 0 failed: ValueError: boom"]
+    assert aftermath(job) == ["workers 1, 2 failed in the same way"]
+
+
+def test_a_worker_that_ends_as_it_was_asked_to_has_not_failed_and_another_has():
+    job = JobState(4, 4, 0)
+    job.reported(failure(1))
+    job.ended(0, -15, 1.1)
+    job.reported(Failure(2, 1.1, "", "ended with exit code 143", exit_code=143))
+    job.ended(3, 5, 1.1)
+    assert aftermath(job) == ["worker 3 failed as well: ended with exit code 5"]

@@ -9,6 +9,7 @@ A moment is "wrapped" (the model is, and no batch was given yet), or what is beg
 import os
 import signal
 import sys
+import weakref
 from contextlib import nullcontext
 
 import numpy as np
@@ -209,6 +210,7 @@ def main(folder, program, way, loader, *deaths):
     prefix = f"{around.launch.rank}:{around.incarnation}:"
     mine = {death.removeprefix(prefix) for death in deaths if death.startswith(prefix)}
     net, rule = build()
+    gone = weakref.proxy(nn.Linear(1, 1))  # what programs keep, too: it may not be asked anything any more
     sync = gradtide.Servers("bsp") if way == "servers" else "auto"
     model = gradtide.DataParallel(net, rule, sync, share_parameters={"copies": False, "shared": True}.get(way))
     moment("wrapped")
@@ -220,7 +222,7 @@ def main(folder, program, way, loader, *deaths):
         net[0].weight.data[0, 0] += 0.1 * around.launch.rank
     model.close()
     np.savez(f"{folder}/{around.launch.rank}.npz", *[p.detach().numpy() for p in net.parameters()])
-    print("done", model.explain(), flush=True)
+    print("done", model.explain(), type(gone).__name__, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 local_elastic_script.py FOLDER EPOCHS EVERY AFTER (list|loader) (WORKER:INCARNATION:PLACE)...
 
-Places: `step3` after the third step of its own; `meet2.1` in the job's second meeting, before the first all-reduce;
-`left2@1,2` when that meeting has ended for it and for workers 1 and 2; `lost-left2`: it lives, but takes it that a peer
-died when that meeting had ended. It trains slowly while there is a file FOLDER/slowly.
+Places: `step3` after the third step of its own; `look2` in the job's second meeting, before workers compare what they
+began with, and `looked2` after it; `meet2.1` before the first all-reduce; `left2@1,2` when that meeting has ended for
+it and for workers 1 and 2; `lost-left2`: it lives, but takes it that a peer died when that meeting had ended;
+`edit-step3`: it lives, but changes a parameter that no optimizer has. It trains slowly while there is a file
+FOLDER/slowly.
 """
 
 import os
@@ -23,7 +25,7 @@ from gradtide.collective import Group
 from gradtide.environment import read_environment
 from gradtide.errors import PeerLost
 from gradtide.sync import current_job
-from gradtide.sync.local import LocalSteps
+from gradtide.sync.local import LocalSteps, way
 
 folder, epochs, every, after, source, *places = sys.argv[1:]
 around = read_environment()
@@ -40,6 +42,8 @@ def come_to(place):
         if chosen == f"{me}lost-{place}":
             places.remove(chosen)
             raise PeerLost("as if it had died a moment earlier")
+        if chosen == f"{me}edit-{place}":
+            net.beside.data += 1
 
 
 def wait_for(*names):
@@ -50,6 +54,7 @@ def wait_for(*names):
 
 
 meet, all_reduce, barrier = LocalSteps.meet, Group.all_reduce, Group.barrier
+look = way.look_whether_alike
 
 
 def counted_meet(way):
@@ -70,9 +75,17 @@ def told_barrier(group, *arguments, **named):
     come_to(f"left{meetings}")
 
 
+def told_look(*arguments, **named):
+    come_to(f"look{meetings}")
+    look(*arguments, **named)
+    come_to(f"looked{meetings}")
+
+
 LocalSteps.meet, Group.all_reduce, Group.barrier = counted_meet, counted_all_reduce, told_barrier
+way.look_whether_alike = told_look
 torch.set_num_threads(1)
 net, rule = local_elastic.build(normed=after == "0")
+net.register_parameter("beside", torch.nn.Parameter(torch.zeros(1)))
 job = current_job()
 model = gradtide.DataParallel(net, rule, gradtide.Local(int(every), local_elastic.OUTER, after=int(after)))
 size = job.size
@@ -92,6 +105,7 @@ for _epoch in range(int(epochs)):
             print(f"worker {around.launch.rank} is one of {size} after batch {job.batches}", flush=True)
         if os.path.exists(f"{folder}/slowly"):
             time.sleep(0.02)  # time to come in, for who is added
+print(f"worker {around.launch.rank} closes", flush=True)
 model.close()
-np.savez(f"{folder}/{around.launch.rank}.npz", *[p.detach().numpy() for p in net.parameters()])
+np.savez(f"{folder}/{around.launch.rank}.npz", *[p.detach().numpy() for p in rule.param_groups[0]["params"]])
 print(f"worker {around.launch.rank} is done", flush=True)

@@ -35,10 +35,10 @@ def start(folder, options, *arguments):
     )
 
 
-def run(folder, options, *arguments):
+def run(folder, options, *arguments, code=0):
     process = start(folder, options, *arguments)
     output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
+    assert process.returncode == code, output
     return output
 
 
@@ -76,6 +76,41 @@ def test_workers_that_die_in_a_window_or_a_meeting_are_lost_at_that_boundary(tmp
         2,
         plan({4: MemberChange(dies=(3,)), 12: MemberChange(dies=(0,)), 16: MemberChange(dies=(0,))}),
     )
+
+
+@pytest.mark.parametrize(
+    ("victim", "moment"),
+    [
+        (0, "look2"),
+        pytest.param(1, "looked2", marks=pytest.mark.slow),
+        pytest.param(0, "looked2@1", marks=pytest.mark.slow),
+        pytest.param(2, "look2@0", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.slow), 3])
+def test_a_worker_that_dies_where_all_look_whether_they_are_alike_is_lost_at_that_boundary(
+    tmp_path, workers, victim, moment
+):
+    victim = min(victim, workers - 1)
+    run(tmp_path, ["--workers", f"{workers}", "--min-workers", "1"], 1, 4, 0, "loader", f"{victim}:0:{moment}")
+    stay = {*range(workers)} - {victim}
+    check(tmp_path, stay, workers, 1, plan({8: MemberChange(dies=(victim,))}))
+
+
+@pytest.mark.parametrize(
+    ("options", "places"),
+    [
+        (["--workers", "3", "--min-workers", "2"], ["1:0:step2", "2:0:edit-step6"]),
+        pytest.param(
+            ["--workers", "2", "--max-restarts", "1"], ["0:0:look1", "0:1:edit-step2"], marks=pytest.mark.slow
+        ),
+        (["--workers", "3", "--max-restarts", "1"], ["1:0:edit-step2", "2:0:look1"]),
+    ],
+)
+def test_a_parameter_that_differs_is_refused_at_the_meeting_in_jobs_that_lose_workers_too(tmp_path, options, places):
+    output = run(tmp_path, options, 8, 4, 0, "list", *places, code=1)
+    assert "beside is no longer the same on all workers" in output
+    assert "closes" not in output
 
 
 @pytest.mark.parametrize("source", ["loader", pytest.param("list", marks=pytest.mark.slow)])

@@ -125,3 +125,23 @@ def test_a_worker_that_goes_on_when_another_has_ended_is_told(stores):
     error, nothing = in_threads(2, work)
     assert "worker 1 has taken its last step" in str(error)
     assert nothing is None
+
+
+@pytest.mark.parametrize("steps", [(8, 4), (4, 5), (3, 0), (4, 4, 8), pytest.param((9, 8, 9), marks=pytest.mark.slow)])
+def test_a_window_that_another_worker_was_not_in_at_all_is_told_at_the_end(stores, steps):
+    over = at(stores)
+
+    def work(rank):
+        net = build(rank)
+        model = gradtide.DataParallel(net, sgd(net), Local(4, over=over), job=Job(rank, len(steps)))
+        try:
+            advance(model, rank, steps[rank])
+            model._synchroniser.finish()
+        finally:
+            model._synchroniser.close()
+
+    for rank, found in enumerate(in_threads(len(steps), work)):
+        if steps[rank] > min(steps):
+            assert "has taken its last step" in str(found)
+        else:
+            assert found is None

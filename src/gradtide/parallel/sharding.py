@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gradtide.calling import refuse_foreign_names
+from gradtide.calling import check_flags, refuse_foreign_names
 from gradtide.errors import ConfigError
 from gradtide.parallel.agreed_shares import AgreedShares
 from gradtide.parallel.batch_parts import count_samples, cut
@@ -79,6 +79,21 @@ class shard(Iterable[Any]):
         read: Read = None,
         job: Job | None = None,
     ) -> None:
+        if isinstance(loader, torch.Tensor | torch.nn.Module | str) or not (
+            hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+        ):
+            raise ConfigError(
+                f"shard: a loader of global batches is needed, not {type(loader).__name__}; say "
+                "shard(DataLoader(dataset, batch_size=64))"
+            )
+        if isinstance(loader, tuple) and loader and all(isinstance(one, torch.Tensor) for one in loader):
+            raise ConfigError(
+                "shard: a tuple of tensors is one batch, not a loader of batches; say "
+                "shard(DataLoader(TensorDataset(*tensors), batch_size=64))"
+            )
+        check_flags("shard", check=check)
+        if not isinstance(whole, Iterable):
+            raise ConfigError(f"shard: whole={whole!r} makes no sense; say whole=['class_weights']")
         if isinstance(whole, str):
             raise ConfigError(f"shard: whole= is a list of names; say whole=[{whole!r}]")
         refuse_cut_loader(loader)

@@ -23,6 +23,8 @@ from gradtide.topology.wording import nearest
 
 __all__ = ["Candidate", "Plan", "plan", "request_for", "seconds_of_each"]
 
+MOST_DRAWN_OPS = 50_000  # of a schedule whose rings and trees are drawn one by one
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -66,14 +68,17 @@ class Plan:
 
     def draw(self, path: str | Path, strategy: str | None = None) -> None:
         """Draws what the best strategy (or the named one) sends over each link, to an .svg, .png or .pdf file."""
-        from gradtide.draw.topology import draw_topology  # only now: most plans are never drawn
+        from gradtide.draw.topology import draw_topology, is_cluster  # only now: most plans are never drawn
+        from gradtide.schedule.predict.rings_and_trees import find_rings_and_trees
 
         row = self._row(strategy)
         loads: dict[tuple[str, str], float] = defaultdict(float)
         for link, carried in zip(self.request.topology.links, row.simulation.link_bytes, strict=True):
             loads[link.source, link.target] += float(carried)
         note = f"{row.name}: {short_seconds(row.seconds)}, lower bound {short_seconds(self.bound_seconds)}"
-        draw_topology(self.request.topology, Path(path), loads, title=self.title, note=note)
+        whole = row.op_count <= MOST_DRAWN_OPS and not is_cluster(self.request.topology)
+        ways = find_rings_and_trees(row.schedule, self.request.routes) if whole else []
+        draw_topology(self.request.topology, Path(path), loads, title=self.title, note=note, ways=ways)
 
     def timeline(self, path: str | Path, strategy: str | None = None) -> None:
         """Writes when the best strategy (or the named one) uses which link, as JSON for ui.perfetto.dev."""

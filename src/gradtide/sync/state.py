@@ -9,6 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from gradtide.calling import users_level
 from gradtide.collective import Group
 from gradtide.collective.groups.device_group import DeviceGroup
 from gradtide.errors import ConfigError
@@ -302,7 +303,7 @@ class Options:
                 warnings.warn(
                     f"{name} of group {number} is {before.get(name)} on worker {group.rank} and {theirs[name]} on "
                     "worker 0, whose options count for all; resume schedulers from model.state, or set them alike",
-                    stacklevel=2,
+                    stacklevel=users_level(),
                 )
 
 

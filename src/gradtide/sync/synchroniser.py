@@ -1,6 +1,7 @@
 """Keeps a model alike on all workers: along one way, and along the next one when workers come, go or die."""
 
 import contextlib
+import math
 import sys
 import warnings
 import weakref
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gradtide.calling import users_level
 from gradtide.compress import AUTO
 from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost, PeerTimeout
 from gradtide.events import Emit, GradientsReady, ParametersUpdated
@@ -29,12 +31,12 @@ from gradtide.sync.compressed import CompressedReduce, LeftToOne
 from gradtide.sync.compressed.loads import LoadedStates
 from gradtide.sync.compressed.state import holds_something
 from gradtide.sync.job import Job
-from gradtide.sync.local import Local, LocalOverServers, LocalSteps, TogetherFirst
-from gradtide.sync.servers import ServersWay
+from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
+from gradtide.sync.servers import Servers, ServersWay
 from gradtide.sync.shared.way import SharedParameters, Unshare
 from gradtide.sync.state import LastStep, check_alike
 from gradtide.sync.trained import Trained, find_trained, needs_closure
-from gradtide.sync.watching.alike import AlikeNet
+from gradtide.sync.watching.alike import AlikeNet, look_whether_alike
 from gradtide.sync.watching.backward import BackwardHooks
 from gradtide.sync.watching.guard import Trial
 from gradtide.sync.watching.lost_step import LostStep, StepBegin
@@ -46,6 +48,7 @@ from gradtide.sync.ways import EveryStep, Way
 __all__ = ["Synchroniser"]
 
 T = TypeVar("T")
+_LENGTHS = "for loops of different lengths, share out the data with gradtide.shard(...), or train in model.join()"
 OverServers = ServersWay | LocalOverServers | TogetherFirst
 
 
@@ -98,6 +101,8 @@ class Synchroniser:
     def _choose_way(self) -> Way:
         """As worker 0 does: one that has just come knows less of how the program goes."""
         self._net = AlikeNet()
+        if self._wishes.trial and not isinstance(self._wishes.sync, Servers) and self._job.group is not None:
+            self._job.group.advise(_LENGTHS)
         if self._may_share and self._job.group is not None:
             trial = self._trial
             known = torch.tensor([not self._unproven, trial is None, trial.steps if trial else 0, self._on_trial])
@@ -194,7 +199,7 @@ class Synchroniser:
             warnings.warn(
                 "a second backward since the last step: its gradients are added, as in plain PyTorch; if step() was "
                 "forgotten, call it; if this is meant, put all but the last backward into no_sync(), which is faster",
-                stacklevel=2,
+                stacklevel=users_level(),
             )
         if self.way.workers_step:
             self._synchronise(late=False)
@@ -226,19 +231,11 @@ class Synchroniser:
         if isinstance(self.way, EveryStep) and self._net.is_due(asked=self.way.asked_to_look):
             self.look()
 
-    def _look_at_meeting(self, meetings: int) -> None:
-        """Not where one may die: there a meeting is over for some when it must be held again for others."""
-        local = self._wishes.sync
-        if self._job.elastic is not None or not isinstance(local, Local):
-            return
-        if self._net.is_due_at_meeting(meetings, local.every):
-            self.look()
-
     def look(self, *, ends: bool = False) -> None:
         """All workers compare what trains now, together."""
         group = self._job.group if self.way.is_collective else None
         if group is not None and not self.way.apart:
-            self._net.look(self._trained, self.way, group, ends=ends)
+            look_whether_alike(self._trained, self.way, group, ends=ends)
 
     def _look_at_the_end(self) -> None:
         """A worker that left out a step is told so when it leaves. Not on the way out of an error, nor for somebody who
@@ -271,8 +268,12 @@ class Synchroniser:
 
     def weigh(self, terms: float) -> None:
         """Before a backward: this worker's loss is a mean over so many terms; it counts as its part of all workers'."""
-        if terms < 0:
-            raise ConfigError(f"weigh({terms:g}): a mean is over 0 terms or more")
+        try:
+            terms = float(terms)
+        except (TypeError, ValueError):
+            terms = math.nan
+        if not 0 <= terms < math.inf:
+            raise ConfigError(f"weigh({terms:g}): a mean is over 0 terms or more; give their number, as (y >= 0).sum()")
         if self._job.undone:
             return
         self._check_weighed()
@@ -347,12 +348,10 @@ class Synchroniser:
         if any(not any(one is given for given in self._given_optimizers) for one in of_all):
             of_all = [one for one in of_all if self._stepped[id(one)] >= self._rounds - 1] or of_all
         if any(optimizer is of_all[-1] for optimizer in optimizers):
-            meetings, part = self._wishes.outer.windows, self._equal_part()
+            part = self._equal_part()
             self.way.stepped()
             if self._equal_part() != part:  # what was added up by all counts as each worker's own from now on
                 self._hooks.synchronised(self._equal_part())
-            if self._wishes.outer.windows != meetings:
-                self._look_at_meeting(meetings + 1)
 
     def _take_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
@@ -375,9 +374,14 @@ class Synchroniser:
             for index in self._given_half.intersection(self._hooks.own_gradients()):
                 self.way.ready(index, weights[index])
         self._emit(GradientsReady())
-        if isinstance(self.way, SharedParameters) and (why := self.way.begin_step(weights)):
-            self._unshare(why)
-            return
+        if isinstance(self.way, SharedParameters):
+            if why := self.way.begin_step(weights):
+                self._unshare(why)
+                return
+            if self.way.nobody_gave:
+                self._check_backward()
+        elif self._job.size == 1 and not self._backwards and not self._kept_some:
+            self._check_backward()
         self._look_in_turn()
         if self.way.is_collective:  # before the step: should it fail, that never was
             self.way.share_buffers(self._uneven.first_going)
@@ -395,10 +399,12 @@ class Synchroniser:
         """Where each worker steps with the whole gradient."""
         if self._trained.closures and any(map(needs_closure, optimizers)):
             raise ConfigError("this optimizer computes the loss anew within its step; call optimizer.step(closure)")
-        self._synchronise_for(optimizers)
+        idle = self._synchronise_for(optimizers)
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
+        if idle and (self._job.size == 1 or (self.way.is_collective and not isinstance(self.way, LocalSteps))):
+            self._check_backward()
         self._stepping = True
         try:
             for optimizer in optimizers:
@@ -411,13 +417,28 @@ class Synchroniser:
             for parameter in self._trained.parameters:
                 parameter.grad = None
 
-    def _synchronise_for(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """A worker whose backward reached no parameter, or was in no_sync, gives its part now."""
-        if self._kept_some or self._rounds == max(self._stepped[id(optimizer)] for optimizer in optimizers):
+    def _synchronise_for(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """A worker whose backward reached no parameter, or was in no_sync, gives its part now. Returns whether this
+        worker has seen no backward since these optimizers stepped."""
+        kept = self._kept_some
+        late = kept or self._rounds == max(self._stepped[id(optimizer)] for optimizer in optimizers)
+        if late:
             if self._trained.is_outdated():
                 self.follow()
             self._check_parts()
             self._synchronise(late=True)
+        return late and not kept
+
+    def _check_backward(self) -> None:
+        """This worker has seen no backward since the last step; with others, they have exchanged their gradients now.
+        If nobody has any, all of them are here. (A worker that weighs its part may leave out what has no terms.)"""
+        parameters = self._trained.parameters
+        none = all(parameter.grad is None for parameter in parameters) and any(p.requires_grad for p in parameters)
+        if none and self._wishes.trial and self._weighed is None:
+            raise ConfigError(
+                "step() without a backward: no worker has a gradient since the last step; call loss.backward() before "
+                "each step(), or leave this one out"
+            )
 
     def _check_parts(self) -> None:
         """What stayed here until now must be as backward left it: an edit of a part is not one of the whole."""
@@ -586,10 +607,11 @@ class Synchroniser:
             if self._wishes.trial  # fit has no such options, or others
             else ""
         )
-        warnings.warn(
-            f"parameters are shared no more, since {why}; gradients are all-reduced, with the same results{advice}",
-            stacklevel=2,
-        )
+        if self._job.rank == 0:  # once, and not by each worker
+            warnings.warn(
+                f"parameters are shared no more, since {why}; gradients are all-reduced, with the same results{advice}",
+                stacklevel=users_level(),
+            )
         hooks = self._hooks
         self._anew()
         self._hooks.take_over(hooks)
@@ -734,6 +756,8 @@ class Synchroniser:
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         way, compression = self.way, self._wishes.compression
+        if not isinstance(state, Mapping) or (state and not {"outer", "compression"} & {*state}):
+            raise ConfigError("this is nothing that model.sync_state() gave; load what was saved beside the model")
         if isinstance(way, LocalSteps) and "outer" in state:
             way.load_state(state)
             return
@@ -759,7 +783,7 @@ class Synchroniser:
         """All are alike afterwards, as they are anyway where every step is taken together."""
         way = self.way.now if isinstance(self.way, TogetherFirst) else self.way
         if not isinstance(way, EveryStep):
-            self.together(way.finish, lambda: None)
+            self.together(way.catch_up if isinstance(way, LocalOverServers) else way.finish, lambda: None)
 
     def finish(self) -> None:
         """After the last step: waits until what this worker has sent has arrived, or all have met."""

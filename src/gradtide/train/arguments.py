@@ -10,7 +10,7 @@ from torch import nn
 from gradtide.calling import Words
 from gradtide.errors import ConfigError
 
-__all__ = ["EVALUATE", "FIT", "FIT_UNNAMED", "check_kinds", "check_model"]
+__all__ = ["EVALUATE", "FIT", "FIT_UNNAMED", "check_kinds", "check_model", "check_unwrapped"]
 
 FIT_UNNAMED = "data is one argument: fit(model, (x, y), validation=(xv, yv)), or fit(model, loader)"
 _ONE = "data is one argument, behind the model: (x, y), a Dataset or a DataLoader"
@@ -88,6 +88,11 @@ def check_model(model: Any) -> None:
         )
 
 
+def check_unwrapped(model: Any) -> None:
+    if hasattr(model, "sync_state"):
+        raise ConfigError("fit: the model is wrapped, for a loop of your own; give fit what it wraps: model.module")
+
+
 def check_kinds(lr: Any, callbacks: Any, checkpoints: Any, **counts: Any) -> None:
     """`counts`: what has to be whole numbers."""
     for name, value in counts.items():
@@ -97,5 +102,6 @@ def check_kinds(lr: Any, callbacks: Any, checkpoints: Any, **counts: Any) -> Non
         raise ConfigError(f"lr={lr!r}; give a number")
     if callbacks is not None and not isinstance(callbacks, Iterable):
         raise ConfigError("callbacks= is a list; say callbacks=[...]")
-    if isinstance(checkpoints, str | bytes) or hasattr(checkpoints, "__fspath__"):
-        raise ConfigError(f"say checkpoints=gradtide.Checkpoints({str(checkpoints)!r}, every=100)")
+    if checkpoints is not None and not hasattr(checkpoints, "resume"):
+        folder = str(checkpoints) if isinstance(checkpoints, str) or hasattr(checkpoints, "__fspath__") else "folder"
+        raise ConfigError(f"say checkpoints=gradtide.Checkpoints({folder!r}, every=100)")

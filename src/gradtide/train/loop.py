@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gradtide.calling import refuse_foreign_names
+from gradtide.calling import check_flags, refuse_foreign_names
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 from gradtide.events import BatchDone, CompressionDecided, Emit, EpochDone, ignore
@@ -17,7 +17,8 @@ from gradtide.observe.event_log import find_log
 from gradtide.parallel import DevicePool, find_devices
 from gradtide.parallel.devices.losses import LossFn, LossTerms
 from gradtide.parallel.devices.step import check_strategy
-from gradtide.train.arguments import FIT, FIT_UNNAMED, check_kinds, check_model
+from gradtide.timeouts import check_timeouts
+from gradtide.train.arguments import FIT, FIT_UNNAMED, check_kinds, check_model, check_unwrapped
 from gradtide.train.evaluation import make_loss
 from gradtide.train.keeper import Checkpoints, Keeper
 from gradtide.train.optimizers import OptimizerFactory, Optimizers
@@ -129,7 +130,10 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     of all workers. With `Local`, workers also meet at the end of every epoch.
     """
     check_model(model)
+    check_unwrapped(model)
     check_kinds(lr, callbacks, checkpoints, epochs=epochs, batch_size=batch_size, seed=seed)
+    check_flags("fit", scale_batch=scale_batch, balance=balance)
+    check_timeouts("fit", timeouts)
     found, job = find_devices(devices), _job(sync)
     validation = check_validation(validation, test_data, metrics)
     shared_norm = check_batch_norm(batch_norm, sync_batch_norm, accumulate, balance)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradtide.cli.table import BOLD, DIM, GREEN, styled, table_lines
+from gradtide.cli.table import BOLD, DIM, GREEN, styled, table_lines, tell_written
 from gradtide.errors import ConfigError
 from gradtide.schedule.explain import short_size
 from gradtide.schedule.step.choice.wording import SPLIT_HEADS, split_cells
@@ -62,13 +62,13 @@ def split(
     split_wishes(order or "1f1b", counts).counts(batch)
     costs = _measured(model, batch, optimizer, threads, devices, topology)
     found = plan_split(costs, devices, topology, memory, order=order, micro_batches=counts, speeds=faster)
-    print(split_text(found, model, [_compared(name, found) for name in rivals]))
+    text = split_text(found, model, [_compared(name, found) for name in rivals])
     if draw is not None:
         found.draw(draw)
     if json is not None:
         found.save(json)
-    if written := [str(path) for path in (draw, json) if path is not None]:
-        print(f"written: {', '.join(written)}")
+    print(text)  # after the files: who reads it may stop at any line
+    tell_written(draw, json)
 
 
 def _check_files(draw: Path | None, json: Path | None) -> None:

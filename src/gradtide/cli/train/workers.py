@@ -64,7 +64,7 @@ def train_with_workers(
     with ExitStack() as stack:
         launcher = stack.enter_context(Launcher(spec, partial(_Beside, terminal)))
         from gradtide.cli.train.report import Progress, conclude
-        from gradtide.observe.run_facts import RunFacts
+        from gradtide.observe.run_facts import RunFacts, note_end
         from gradtide.train.settings import Settings
 
         settings = Settings(**asked)
@@ -77,8 +77,10 @@ def train_with_workers(
         title = f"{folder.path.name}: {settings.title(workers, servers)}"
         facts = RunFacts(title, workers, servers, variables.get("GRADTIDE_STORE", ""))
         progress = Progress(folder.path, facts, terminal, tells=settings.fit["progress"] is False)
-        with dashboard_beside(watched.dashboard, folder.path, facts.store), progress.following():
-            code = launcher.run(variables)
+        with dashboard_beside(watched.dashboard, folder.path, facts.store):
+            with progress.following():
+                code = launcher.run(variables)
+            note_end(folder.path, code)
     if progress.began:
         conclude(folder, settings.title(workers, servers), progress.logs, as_json, whole=code == 0)
     ours = launcher.job.cause is not None and hasattr(errors, launcher.job.cause.kind)

@@ -59,6 +59,11 @@ class WindowBase:
     def nbytes(self) -> int:
         return sum(value.nbytes for value in self.values.values())
 
+    @property
+    def by_parameter(self) -> dict[int, Tensor]:
+        """By the ids of the parameters that go on from it."""
+        return {id(self._own[name]): value for name, value in self.values.items()}
+
     def remember(self, known: OuterState) -> None:
         """The outer optimizer goes on with what is known of each parameter."""
         for name, value in self.values.items():

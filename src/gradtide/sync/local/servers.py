@@ -265,7 +265,7 @@ class LocalOverServers:
 
     def follow(self, trained: Trained) -> None:
         """Some parameters are trained from now on that were not, or the other way round: all meet first."""
-        self.finish()
+        self.catch_up()
         before = self._base.base
         self._base = self._lay_out(trained)
         self._left |= {key: base for key, base in before.items() if key not in self._base.base}
@@ -303,7 +303,7 @@ class LocalOverServers:
         """In it some workers may take more steps than others; it ends with a window that may be a shorter one."""
         with self._attendance.uneven():
             yield
-            self.finish()
+            self.catch_up()
 
     def depart(self) -> None:
         """Goes after the next few meetings, when the others know it; in async, where nobody waits, at once, with what
@@ -315,15 +315,22 @@ class LocalOverServers:
         self.close()
         raise Dismissed(0)
 
-    def finish(self) -> None:
-        """The last window may be a shorter one. In async others may have gone on since this worker's last, and nothing
-        that compression has left out is kept back."""
+    def catch_up(self) -> None:
+        """All meet now; the window may be a shorter one. In async others may have gone on since this worker's last, and
+        nothing that compression has left out is kept back."""
         in_rounds = self._attendance.in_rounds
         if self._steps:
             self._meet(flush=bool(self.smaller) and not in_rounds)
         elif not in_rounds:
             self.store.flush_residuals()
             self._pull()
+
+    def finish(self) -> None:
+        """The last window is over: who has been in a round that another was not in, as it had ended, is told so."""
+        self.catch_up()
+        if self._attendance.announce_end() and self._job.elastic is None:
+            self._attendance.wait_until_end_is_known()
+            self._attendance.check_all_go_on(self._attendance.round)
 
     def has_in_common(self, tensor: Tensor) -> bool:
         return False

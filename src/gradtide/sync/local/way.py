@@ -21,6 +21,7 @@ from gradtide.sync.local.smaller import SmallerChanges
 from gradtide.sync.reduce import Reduce
 from gradtide.sync.state import Options, share_buffers, share_named, share_place
 from gradtide.sync.trained import Trained
+from gradtide.sync.watching.alike import is_due_at_meeting, look_whether_alike
 
 __all__ = ["LocalSteps"]
 
@@ -160,10 +161,12 @@ class LocalSteps:
     def meet(self) -> None:
         """Everybody's parameters become the base, stepped by what all have changed.
 
-        In a job that goes on without a worker that dies, nobody ends the meeting before all have what it needs.
+        In a job that goes on without a worker that dies, nobody ends the meeting before all have what it needs. That
+        all went on from the same base is found out first: who dies meanwhile is missing in a meeting as in any other.
         """
         self._emit(Waiting())
         self._stage, self._met_as = MEETING, (self._job.rank, self._job.size)
+        self._look()
         if self._group is not None:
             told = self._options.told()
             self._group.all_reduce(told, "max")
@@ -181,6 +184,11 @@ class LocalSteps:
             self._job.group.barrier()
         self._end_meeting()
         self._emit(GradientsSynchronised(sent_bytes))
+
+    def _look(self) -> None:
+        """A base that is not the same on all is refused, before anything becomes of it."""
+        if self._job.group is not None and is_due_at_meeting(self._known.windows + 1, self._local.every):
+            look_whether_alike(self._trained, self, self._job.group, base=self._base.by_parameter)
 
     @torch.no_grad()
     def _average_changes(self, counts: float, total: float) -> int:
@@ -308,7 +316,8 @@ class LocalSteps:
         assert group is not None
         assert self._job.group is not None
         for name, parameter in self._trained.everything:
-            group.broadcast(self._base.values.get(name, parameter).data, root)
+            value = self._base.values.get(name, parameter).data
+            group.broadcast(value if newcomer else value.clone(), root)  # what differs on the others is found out later
         for _, buffer in self._trained.buffers:
             group.broadcast(buffer if newcomer else buffer.clone(), root)
         self._base.tell(self._known)

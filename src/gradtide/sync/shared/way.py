@@ -135,6 +135,11 @@ class SharedParameters(InGroup):
         edited = self._find_edited()
         return self._meet() if edited is None else self._meet(Unshare.VALUES, edited)
 
+    @property
+    def nobody_gave(self) -> bool:
+        """After `begin_step`: whether no rank has any gradient."""
+        return not self._used.any()
+
     def step(self, weights: Sequence[float]) -> None:
         if self._links is not None:
             self._tell_links(self._emit)

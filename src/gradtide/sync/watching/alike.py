@@ -1,13 +1,14 @@
 """A net under what ways promise: that all workers have the same parameters.
 
 It looks in the first rounds, in every hundredth, when a worker evaluates or keeps a checkpoint, and at the end: at what
-the module and the optimizers' groups have just then, and not at what anybody noted of them. It compares a checksum of
-each parameter's bits. Where workers compute on processors, devices or threads of different kinds, or an optimizer's
-steps are not elementwise, the last bits may differ, so norms and sums are compared to a tolerance.
+the module and the optimizers' groups have just then, and not at what anybody noted of them. Where local steps meet, it
+looks at what the window began with, as a part of the meeting. It compares a checksum of each parameter's bits. Where
+workers compute on processors, devices or threads of different kinds, or an optimizer's steps are not elementwise, the
+last bits may differ, so norms and sums are compared to a tolerance.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from gradtide.sync.trained import Trained
 from gradtide.sync.watching.guard import checksum
 from gradtide.sync.ways import Way
 
-__all__ = ["AlikeNet"]
+__all__ = ["AlikeNet", "is_due_at_meeting", "look_whether_alike"]
 
 _FIRST, _EVERY, _APART = 3, 100, 10  # rounds: the first ones, how often, and how far those that are asked for are apart
 _ALIKE = 1e-4  # of a parameter's norm
@@ -57,57 +58,64 @@ class AlikeNet:
         self._last = self._rounds if due else self._last
         return due
 
-    def is_due_at_meeting(self, meetings: int, every: int) -> bool:
-        """Of workers that take so many steps each between two meetings."""
-        return meetings <= _FIRST or meetings % -(-_APART // every) == 0
 
-    def look(self, trained: Trained, way: Way, group: Group, *, ends: bool = False) -> None:
-        """All ranks do it together. `ends`: their training, so that it is no look of those who go on."""
-        seen = self._see(trained, way, ends)
-        exact = all(is_elementwise(optimizer) for optimizer in trained.optimizers) and trained.clip_norm is None
-        outline = [f"{one.name}\t{kind_of(one.value)} {one.wrong}" for one in seen]
-        sums = [0 if one.shared or one.wrong else checksum(one.value) for one in seen]
-        own = _digest(*outline) + _digest(_machine(seen)) + _digest(*map(str, sums)) + bytes(ends)
-        with group.purpose(_AT_THE_END if ends else _IN_TURN):
-            told = group.all_gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
-            outlines, machines, values = told[:, : 3 * DIGEST_BYTES].split(DIGEST_BYTES, 1)
-            if _first_other(outlines):
-                self._refuse(outline, outlines, group)
-            elif wrong := [one for one in seen if one.wrong]:
-                raise ConfigError(f"{wrong[0].name} {wrong[0].wrong}")
-            elif not exact or _first_other(machines):
-                _compare_closely(seen, group)
-            elif _first_other(values):
-                lines = [f"{one.name}\t{value}" for one, value in zip(seen, sums, strict=True)]
-                self._refuse(lines, values, group)
+def is_due_at_meeting(meetings: int, every: int) -> bool:
+    """Of workers that take so many steps each between two meetings."""
+    return meetings <= _FIRST or meetings % -(-_APART // every) == 0
 
-    def _see(self, trained: Trained, way: Way, ends: bool) -> list[_Seen]:
-        """What the module and the optimizers have now, and not what was noted of them. At the end no step will come
-        that looks for edits of what is shared."""
-        followed = {id(p) for p in trained.parameters}
-        everything = dict(trained.module.named_parameters())
-        here = {id(p) for p in everything.values()} | {id(p) for _, p in trained.left}
-        for number, stepped in enumerate(trained.groups):
-            rest = [p for p in stepped["params"] if id(p) not in here]
-            everything |= {f"parameter {n} of the optimizers' group {number}": p for n, p in enumerate(rest)}
-        changes = trained.is_outdated()  # so that the next forward follows
-        seen = []
-        for name, value in everything.items():
-            if id(value) not in followed and (changes or not value.requires_grad):
-                continue
-            shared = not ends and way.has_in_common(value)
-            wrong = "" if id(value) in followed else "trains, but no worker's gradient of it reaches the others"
-            seen.append(_Seen(name, value.detach(), wrong, shared))
-        return seen
 
-    def _refuse(self, own: Sequence[str], digests: Tensor, group: Group) -> None:
-        """By the name of the first that differs between worker 0 and the first other who has not the same."""
-        lines = [told_by("\n".join(own).encode(), group, root).decode() for root in (0, _first_other(digests))]
-        first, other = (text.split("\n") for text in lines)
-        pairs = ((a, b) for a, b in zip([*first, ""], [*other, ""], strict=False) if a != b)
-        a, b = next(pairs)
-        name, _, _ = (a or b).partition("\t")
-        raise ConfigError(f"{name} {_ONE_ALONE}")
+def look_whether_alike(
+    trained: Trained, way: Way, group: Group, *, ends: bool = False, base: Mapping[int, Tensor] | None = None
+) -> None:
+    """All ranks do it together. `ends`: their training, so that it is no look of those who go on. `base`: what they
+    began with, by the id of its parameter, where each has stepped its own since."""
+    seen = _see(trained, way, ends, base or {})
+    exact = all(is_elementwise(optimizer) for optimizer in trained.optimizers) and trained.clip_norm is None
+    outline = [f"{one.name}\t{kind_of(one.value)} {one.wrong}" for one in seen]
+    sums = [0 if one.shared or one.wrong else checksum(one.value) for one in seen]
+    own = _digest(*outline) + _digest(_machine(seen)) + _digest(*map(str, sums)) + bytes(ends)
+    with group.purpose(_AT_THE_END if ends else _IN_TURN):
+        told = group.all_gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
+        outlines, machines, values = told[:, : 3 * DIGEST_BYTES].split(DIGEST_BYTES, 1)
+        if _first_other(outlines):
+            _refuse(outline, outlines, group)
+        elif wrong := [one for one in seen if one.wrong]:
+            raise ConfigError(f"{wrong[0].name} {wrong[0].wrong}")
+        elif not exact or _first_other(machines):
+            _compare_closely(seen, group)
+        elif _first_other(values):
+            lines = [f"{one.name}\t{value}" for one, value in zip(seen, sums, strict=True)]
+            _refuse(lines, values, group)
+
+
+def _see(trained: Trained, way: Way, ends: bool, base: Mapping[int, Tensor]) -> list[_Seen]:
+    """What the module and the optimizers have now, and not what was noted of them. At the end no step will come
+    that looks for edits of what is shared."""
+    followed = {id(p) for p in trained.parameters}
+    everything = dict(trained.module.named_parameters())
+    here = {id(p) for p in everything.values()} | {id(p) for _, p in trained.left}
+    for number, stepped in enumerate(trained.groups):
+        rest = [p for p in stepped["params"] if id(p) not in here]
+        everything |= {f"parameter {n} of the optimizers' group {number}": p for n, p in enumerate(rest)}
+    changes = trained.is_outdated()  # so that the next forward follows
+    seen = []
+    for name, value in everything.items():
+        if id(value) not in followed and (changes or not value.requires_grad):
+            continue
+        shared = not ends and way.has_in_common(value)
+        wrong = "" if id(value) in followed else "trains, but no worker's gradient of it reaches the others"
+        seen.append(_Seen(name, base.get(id(value), value).detach(), wrong, shared))
+    return seen
+
+
+def _refuse(own: Sequence[str], digests: Tensor, group: Group) -> None:
+    """By the name of the first that differs between worker 0 and the first other who has not the same."""
+    lines = [told_by("\n".join(own).encode(), group, root).decode() for root in (0, _first_other(digests))]
+    first, other = (text.split("\n") for text in lines)
+    pairs = ((a, b) for a, b in zip([*first, ""], [*other, ""], strict=False) if a != b)
+    a, b = next(pairs)
+    name, _, _ = (a or b).partition("\t")
+    raise ConfigError(f"{name} {_ONE_ALONE}")
 
 
 def _first_other(digests: Tensor) -> int:

@@ -85,8 +85,9 @@ _COUNTS = (
 
 
 def _schedulers_of(trained: Trained) -> list[LRScheduler]:
-    """An optimizer does not know its schedulers, and nobody has to tell us; a worker's death may take its time."""
-    found = [one for one in gc.get_objects() if isinstance(one, LRScheduler)]
+    """An optimizer does not know its schedulers, and nobody has to tell us; a worker's death may take its time. A weak
+    proxy whose object has gone may not be asked what it is."""
+    found: list[LRScheduler] = [one for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
     return [one for one in found if any(one.optimizer is optimizer for optimizer in trained.optimizers)]
 
 

@@ -330,7 +330,7 @@ class RunTogether(Run):
     def _end_epoch(self, at: Position, tests: BatchSource | None, emit: Emit) -> None:
         """Workers that step by themselves meet, whether there is test data or not: figures are of one model."""
         if isinstance(self._wishes.sync, Local):
-            self.synchroniser.finish()
+            self.synchroniser.meet()
             spread_parameters(self.replicas, self.pool)
         super()._end_epoch(at, tests, emit)
 
