@@ -5,7 +5,9 @@ import signal
 from gradtide.launch.job import Again, GoOn, JobState
 from gradtide.launch.messages import Failure
 
-__all__ = ["aftermath", "again", "asked_to_go", "come", "failed", "go_on", "in_a_line"]
+__all__ = ["ALIKE", "aftermath", "again", "asked_to_go", "come", "failed", "go_on", "in_a_line"]
+
+ALIKE = "failed in the same way"
 
 
 def in_a_line(failure: Failure) -> str:
@@ -54,7 +56,7 @@ def aftermath(job: JobState) -> list[str]:
 def _others(job: JobState, cause: Failure) -> list[str]:
     others = [failure for failure in job.failures if failure is not cause and failure.rank != cause.rank]
     same = sorted({failure.rank for failure in others if in_a_line(failure) == in_a_line(cause)})
-    lines = [f"{_ranks(same)} failed in the same way"] if same else []
+    lines = [f"{_ranks(same)} {ALIKE}"] if same else []
     for failure in others:
         if failure.rank not in same:
             how = "fell after it" if failure.fell else "failed as well"
