@@ -64,12 +64,13 @@ def _mean(values: Tensor, weight: float) -> Tensor:
         if job.group is None:
             return own
         with job.group.purpose("in mean_over_workers, which all workers call"):
-            return job.group.all_reduce(own)
+            sums: Tensor = job.group.all_reduce(own)
+        return sums
 
     trained = [one for one in job.living if one.can_go_on]
     if not trained and job.group is None:
         return values
-    sums: Tensor = trained[-1].mean(add_up, own) if trained else add_up(own)  # where one may die meanwhile
+    sums = trained[-1].mean(add_up, own) if trained else add_up(own)  # where one may die meanwhile
     if not float(sums[-1]):
         raise ConfigError("mean_over_workers: the weights of all workers are 0; give one of them something")
     mean: Tensor = (sums[:-1] / sums[-1]).view(values.shape).to(values)
