@@ -1,5 +1,6 @@
 """What becomes of a job: decisions without processes."""
 
+import msgspec
 import pytest
 
 from gradtide.launch.job import Again, GoOn, JobState, Show, Stop
@@ -46,6 +47,15 @@ def test_when_all_have_fallen_the_first_of_them_is_shown():
     job, fallen = JobState(2, 2, 0), [failure(0, fell=True), failure(1, fell=True)]
     assert job.reported(fallen[0]) == job.reported(fallen[1]) == job.ended(0, 1, 1.1) == []
     assert job.ended(1, 1, 1.1) == [Show(fallen[0]), Stop(())]
+
+
+@pytest.mark.parametrize("needed", [1, 2])
+def test_a_program_that_was_refused_ends_with_its_line_and_is_not_started_again(needed):
+    job, refused = JobState(2, needed, 3), msgspec.structs.replace(failure(1, fell=True), refused=True)
+    assert job.reported(refused) == [Show(refused), Stop((0,))]
+    assert job.ended(1, 1, 1.1) == job.ended(0, -15, 1.2) == []
+    assert not job.running
+    assert job.exit_code() == 1
 
 
 def test_a_dead_worker_is_started_again_once_it_is_gone():
