@@ -186,7 +186,8 @@ def _missing(place: Seat, members: dict[int, socket.socket]) -> list[int]:
 
 def _tell(place: Seat, missing: list[int], notice_s: float) -> None:
     who = ", ".join(map(str, missing))
-    line = f"gradtide: rank {place.rank} has waited {notice_s:g} s for rank {who} to join group {place.name!r}"
+    line = f"gradtide: rank {place.rank} has waited {notice_s:g} s for rank {who} to join group {place.name!r}, "
+    line += "which every rank does, and not only `if gradtide.is_main():`"
     print(line, file=sys.stderr, flush=True)
 
 
