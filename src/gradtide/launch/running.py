@@ -216,12 +216,12 @@ class RunningJob(ABC):
     # --- the end ---
 
     def _last_words(self) -> None:
-        """The first failure is said again last of all, where lines that say something else have come between."""
-        lines, is_last = wording.aftermath(self.job), self._output.ends_with(self.first_told)
+        """The first failure is said again last of all, where other lines have come between."""
+        lines, again = wording.aftermath(self.job), not self._output.ends_with(self.first_told)
         for line in lines:
             self._output.say(line)
-        same = all(line.endswith(wording.ALIKE) for line in lines)
-        if self.job.cause is not None and not (is_last and same):
+            again |= wording.IN_THE_SAME_WAY not in line
+        if self.job.cause is not None and again:
             self._output.say(self.first_told)
 
     @abstractmethod

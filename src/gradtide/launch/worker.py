@@ -20,7 +20,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from gradtide.environment import extend_environment
-from gradtide.errors import CommunicationError
+from gradtide.errors import CommunicationError, ConfigError
 from gradtide.failure_line import end_at_own_line, find_where, message_with_notes, show_in_short, without_frames_of
 from gradtide.launch.job import end_in_words
 from gradtide.launch.messages import Failure, Start, send
@@ -156,6 +156,7 @@ def _report(rank: int, error: BaseException, reports: socket.socket) -> None:
         where=find_where(error),
         traceback=_shortened(text, _TRACEBACK_CHARACTERS),
         fell=_fell_with_a_peer(error),
+        refused=isinstance(error, ConfigError),
         exit_code=128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1,
     )
     _tell(failure, reports)
