@@ -32,7 +32,7 @@ class Kept:
     """What a log would have."""
 
     every_s: float = 10.0
-    epoch_s: float = 10.0
+    epoch_s: float = 5.0
     lines: list[str] = field(default_factory=list)
 
     def state(self, text, done, of):
@@ -89,6 +89,13 @@ def test_a_run_that_is_shorter_leaves_nothing_and_quick_epochs_share_a_line():
         ["epoch 201/300", "loss 0.5"],
         ["epoch 300/300", "step 10/10"],
     ]
+
+
+@pytest.mark.quick
+def test_an_epoch_of_almost_ten_seconds_has_a_line():
+    lines = run(3, 10, 0.99)
+    assert lines[:3] == [f"epoch {epoch}/3  loss 0.5  validation_loss 0.25" for epoch in (1, 2, 3)]
+    assert len(lines) == 4
 
 
 @pytest.mark.quick
