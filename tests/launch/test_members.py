@@ -1,7 +1,7 @@
 import pytest
 
 from gradtide.launch.members import Members
-from gradtide.processes.job_protocol import Ask, Notice
+from gradtide.processes.job_protocol import Ask, Notice, Roster
 
 pytestmark = pytest.mark.quick
 
@@ -129,3 +129,25 @@ def test_who_is_to_go_and_keeps_something_is_in_the_next_generation_and_told_aga
     assert decree is not None
     assert decree.ranks == (0,)
     assert members.notice() is None
+
+
+def test_where_one_is_apart_who_comes_or_goes_waits_and_the_others_are_told_so():
+    members = Members(generation=1)
+    members.gone(2)
+    members.going.add(1)
+    members.asked(Ask(0, 1, apart=True), 0.0)
+    members.asked(Ask(3, 0), 0.0)
+    assert members.decree({0, 1, 2, 3}) is None, "worker 1 works, and has not heard"
+    members.asked(Ask(1, 1), 0.0)
+    decree = members.decree({0, 1, 2, 3})
+    assert decree == Roster(2, (0, 1), waits=True)
+    assert members.notice() == Notice(2, (1,))
+    for rank in (0, 1):
+        members.asked(Ask(rank, 2), 0.0)
+    assert members.decree({0, 1, 2, 3}) is None, "worker 2 was started again"
+    members.asked(Ask(2, 0), 0.0)
+    assert members.decree({0, 1, 2, 3}) == Roster(3, (0, 2, 3))
+    members.asked(Ask(0, 3, apart=True), 0.0)
+    members.asked(Ask(2, 3), 0.0)
+    members.gone(3)
+    assert members.decree({0, 2}) == Roster(4, (0, 2)), "nobody waits"

@@ -4,14 +4,19 @@ Every worker asks before it joins a group: when it starts, and again when a grou
 somebody comes or goes. The next generation of the group is decreed once all who live have asked. Survivors come first
 in it: its rank 0 knows where the job stands. Who is to go is not in it, unless it keeps something for the others: then
 it is told again. Nor is who was added when nobody is left who knows. Who was added is not waited for before it asks:
-the others work on.
+the others work on. Nor is anybody who comes or goes, as long as one asks who is apart: the others go on without, and
+are told that somebody waits.
 """
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gradtide.processes.job_protocol import Ask, Notice, Roster
 
 __all__ = ["Members"]
+
+_KNOWN = Ask(-1, 1)
 
 
 @dataclass(slots=True)
@@ -25,6 +30,7 @@ class Members:
     going: set[int] = field(default_factory=set)  # who is to go, and has not yet
     added: set[int] = field(default_factory=set)  # who was added to the job, and is not in a generation yet
     absent: set[int] = field(default_factory=set)  # who has no place to run at yet: the others work on without it
+    lost: set[int] = field(default_factory=set)  # who ended, and is in no generation if it was started again since
     noticed: Notice | None = None  # what the workers of this generation were told
     _since_s: float | None = None
     _told: bool = False  # for whom they wait
@@ -40,6 +46,7 @@ class Members:
         self.going.discard(rank)
         self.added.discard(rank)
         self.absent.discard(rank)
+        self.lost.add(rank)
         if not self.asking:
             self._since_s = None
 
@@ -56,16 +63,37 @@ class Members:
         """The next generation, if everybody who lives has asked."""
         if not self.asking or self._awaited(living):
             return None
+        if self._apart:
+            return self._decree_apart(living)
         keepers = {rank for rank, ask in self.asking.items() if ask.keeps}
         refused = (self.going - keepers) | (self.added if self._nobody_knows() else set())
         staying = [rank for rank in self.asking if rank not in refused]
-        self.generation += 1
         self.going -= set(self.asking) - keepers
-        self.added -= set(self.asking)
+        return self._begin(staying, {})
+
+    def _decree_apart(self, living: set[int]) -> Roster:
+        """Of those who know each other, whether they are to go or not."""
+        new = self._new(living)
+        waiting = {rank: ask for rank, ask in self.asking.items() if rank in new}
+        roster = self._begin([rank for rank in self.asking if rank not in new], waiting)
+        return msgspec.structs.replace(roster, waits=bool(self.going or new - self.added - self.absent or waiting))
+
+    def _begin(self, staying: list[int], waiting: dict[int, Ask]) -> Roster:
+        self.generation += 1
+        self.added -= set(self.asking) - set(waiting)
+        self.lost -= set(staying)
         ranks = sorted(staying, key=lambda rank: (self.asking[rank].generation == 0, rank))
-        self.asking.clear()
-        self._since_s = self.noticed = None
+        self.asking, self.noticed = waiting, None
+        self._since_s = self._since_s if waiting else None
         return Roster(self.generation, tuple(ranks))
+
+    @property
+    def _apart(self) -> bool:
+        return any(ask.apart for ask in self.asking.values())
+
+    def _new(self, living: set[int]) -> set[int]:
+        """Who lives, and was not in the last generation."""
+        return {rank for rank in living if rank in self.lost or self.asking.get(rank, _KNOWN).generation == 0}
 
     def stranded(self, living: set[int]) -> tuple[int, ...]:
         """Who was started again, and asks when all others who live have, of whom nobody knows where the job stands."""
@@ -97,4 +125,5 @@ class Members:
         return self.generation > 0 and all(ask.generation == 0 for ask in self.asking.values())
 
     def _awaited(self, living: set[int]) -> tuple[int, ...]:
-        return tuple(sorted(living - set(self.asking) - self.added - self.absent))
+        new = self._new(living) if self._apart else set()
+        return tuple(sorted(living - set(self.asking) - self.added - self.absent - new))

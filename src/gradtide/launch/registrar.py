@@ -151,9 +151,9 @@ class Registrar:
             return
         if self.stores is not None:
             decree = self._with_store(self.stores, decree)
-        self.roster, waiting = decree, self._waiting
-        self._waiting = {}
-        for asker in waiting.values():
+        self.roster, asked = decree, self._waiting
+        self._waiting = {rank: asker for rank, asker in asked.items() if rank in self.members.asking}
+        for asker in (asker for rank, asker in asked.items() if rank not in self._waiting):
             asker.tell(msgspec.json.encode(decree))
             if not asker.stays:
                 self.drop(asker)

@@ -106,6 +106,7 @@ class shard(Iterable[Any]):
         self._look_at_window()
         step: list[Any] = []  # what was given of the step that is under way, and may have to be given again
         at, self._place = 0, -1
+        job.let_in()
         self._check_loop_is_whole(first=True)
         try:
             for batch in batches:
@@ -117,6 +118,7 @@ class shard(Iterable[Any]):
                     self._check_placed(begins=not at)
                     job.batches, self._place, self._placed, at = job.batches + 1, self._place + 1, False, at + 1
                     yield from self._give(step[at - 1], this)
+                    job.let_in()
                     at -= self._go_back(batches, step, at)
                 if job.elastic is None or not job.keeps_gradients:
                     batches.finish()

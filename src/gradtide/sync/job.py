@@ -45,9 +45,9 @@ class Elastic:
     _watcher: Watcher | RegistrarLine | None = None
     _told: Notice | None = None
 
-    def ask(self, *, keeps: bool, timeout_s: float) -> Roster:
+    def ask(self, *, keeps: bool, apart: bool, timeout_s: float) -> Roster:
         """Who works together next, once all who live have asked."""
-        question, line = Ask(self.number, self.generation, keeps), self._line()
+        question, line = Ask(self.number, self.generation, keeps, apart=apart), self._line()
         if isinstance(line, RegistrarLine):
             return line.ask(question, timeout_s)
         return ask(self.address, question, timeout_s)
@@ -116,6 +116,7 @@ class Job:
     begun: int = 0  # batches that `shard` had given before the first one of the step that is under way
     undone: int = 0  # batches whose step was lost with a worker: `shard` gives them again
     apart: bool = False  # each worker comes and goes by itself, so they can't agree on anything but through servers
+    awaited: bool = False  # somebody waits until local steps have met, to come or to go
     agreed: int = 0  # the generation whose workers have agreed on what they go on with
     served: set[str] = field(default_factory=set)  # the addresses of servers that a model is trained through
     ended: set[str] = field(default_factory=set)  # clients of servers that were in trainings which ended here
@@ -219,6 +220,11 @@ class Job:
             raise error
         trained[-1].recover(error)
 
+    def let_in(self) -> None:
+        """The program has done with a batch: who comes or goes does so now."""
+        for one in self.living:
+            one.let_in()
+
     def take_back(self) -> int:
         """How many batches are to be given again; what their step did besides, on this worker, never was."""
         if self.undone:
@@ -241,19 +247,20 @@ class Job:
             self._follow_clock()
         return observe
 
-    def regroup(self, *, keeps: bool = False) -> None:
+    def regroup(self, *, keeps: bool = False, apart: bool = False) -> None:
         """Joins those who are left, and those who have come, once all of them ask. `keeps`: this worker has what nobody
-        else has, and is not let go before it has handed that over."""
+        else has, and is not let go before it has handed that over. `apart`: who comes or goes waits."""
         assert self.elastic is not None
         if self._group is not None:
             self._group.close()
             self._group = None
         state = self.elastic
-        decree = state.ask(keeps=keeps, timeout_s=2 * self.timeout_s)
+        decree = state.ask(keeps=keeps, apart=apart, timeout_s=2 * self.timeout_s)
         state.newcomer = state.generation == 0 and decree.generation > 1
         state.generation = decree.generation
         if state.number not in decree.ranks:
             raise Dismissed(0)
+        self.awaited = decree.waits
         self.rank, self.size = decree.ranks.index(state.number), len(decree.ranks)
         if self.size > 1:
             self._group = state.join(decree, self.timeout_s)

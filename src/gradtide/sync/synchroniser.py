@@ -65,6 +65,7 @@ class Synchroniser:
         self._synchronising, self._stepping, self._uneven = True, False, UnevenLoops(job)
         self._lost: LostStep | None = None  # until its batches come again
         self._tried: LostStep | None = None  # until it is taken again
+        self._called = False  # whether somebody comes or goes before the next batch
         self._step_begin: StepBegin | None = None  # of the step that is under way
         self._weighed: float | None = None  # what the user said that this worker's loss counts
         self._said = 0.0, 0.0  # the same as it was said, for another way
@@ -81,19 +82,29 @@ class Synchroniser:
         self._may_share &= wishes.compression is None or wishes.compression.settings.codec == AUTO
         self._on_trial = self._may_share and wishes.trial and wishes.share_parameters is None
         self._trial, self._unproven = Trial(trained) if self._on_trial else None, ON_TRIAL if self._on_trial else ""
-        self.way = self._choose_way()
+        self.way = self._choose_first_way()
         job.nobody_waits = _is_async(wishes.sync)
         self._hooks, self._editing, self._loads = self._watch(), False, self._watch_loads()
         self._step_hooks = StepHooks(self._before_optimizer, self._after_optimizer, self._before_stranger)
         self._step_hooks.know(trained.optimizers)
         self._job.trainings.append(weakref.ref(self))
-        if isinstance(self.way, LocalSteps) and self._is_called_apart(self.way):
-            self._go_on(None, finished=True)
 
     def _purpose(self, text: str) -> contextlib.AbstractContextManager[None]:
         """What the user will read if other workers do something else meanwhile."""
         group = self._job.group if self.way.is_collective else None
         return contextlib.nullcontext() if group is None else group.purpose(text)
+
+    def _choose_first_way(self) -> Way:
+        """One that has just come has nothing to lose: if another dies meanwhile, it asks again as it asked first."""
+        while True:
+            try:
+                return self._choose_way()
+            except (PeerLost, PeerTimeout):
+                elastic = self._job.elastic
+                if elastic is None or self._job.batches or self._job.living:
+                    raise
+                elastic.generation = 0
+                self._job.regroup()
 
     def _choose_way(self) -> Way:
         """As worker 0 does: one that has just come knows less of how the program goes."""
@@ -150,6 +161,8 @@ class Synchroniser:
             )
         if self._weighed is not None:
             self._check_weighed()
+        if torch.is_grad_enabled() and not self._job.shares:
+            self.let_in()
         if self._trained.is_outdated() and not self._job.undone:
             self.follow()
         if self._step_begin is None and self._can_go_on:
@@ -310,9 +323,8 @@ class Synchroniser:
             self._count_step(optimizers)
             finished, self._job.stepped, self._step_begin = True, self._job.batches, None
             self._end_step()
-            if self._is_called():
-                self._go_on(None, finished)
-            else:
+            self._called = self._is_called()
+            if not self._called:
                 self._share_if_proven()
         except CommunicationError as error:
             if not self._can_go_on:
@@ -758,6 +770,7 @@ class Synchroniser:
         if not isinstance(self.way, OverServers) and sys.exc_info()[0] is None and self._trained.is_outdated():
             self.follow()
         self.together(self.way.finish, lambda: None)
+        self.let_in()
         self._look_at_the_end()
 
     def went_back(self) -> None:
@@ -843,7 +856,7 @@ class Synchroniser:
         if elastic is None:
             return False
         if isinstance(self.way, LocalSteps) and not self.way.together:
-            return self._is_called_apart(self.way)
+            return False
         notice = elastic.notice()
         if notice is not None and elastic.number in notice.going:
             self.way.depart()
@@ -854,12 +867,19 @@ class Synchroniser:
             self.way.hand_over(elastic.number, elastic.going)
         return called
 
-    def _is_called_apart(self, way: LocalSteps) -> bool:
-        """So it was said where all met. What those who go have left out goes to one who stays."""
-        called, elastic = way.is_called(), self._job.elastic
-        if called and elastic is not None:
-            way.hand_over(elastic.number, elastic.going)
-        return called
+    def let_in(self) -> None:
+        """The program has done with a batch: whoever was announced in its step, or where local steps met, comes or goes
+        now. So one who comes finds all in model.state that belongs to the steps so far."""
+        while self._job.elastic is not None:
+            way, error = self.way, None
+            if isinstance(way, LocalSteps) and way.is_called():
+                try:
+                    way.hand_over(self._job.elastic.number, self._job.elastic.going)
+                except CommunicationError as lost:
+                    error = lost
+            elif not self._called:
+                return
+            self._go_on(error, finished=True)
 
     @property
     def can_go_on(self) -> bool:
@@ -909,16 +929,15 @@ class Synchroniser:
         """A peer died, or somebody comes or goes: the next members go on from the last finished step, and `shard` gives
         the batch of a step that was lost again. `asking`: for the order of batches."""
         last: LastStep | None = None
-        job = self._job
+        job, self._called = self._job, False
         undone = job.undone or (0 if finished else job.batches - job.begun)
         while True:
             try:
-                self._job.regroup(keeps=self._keeps)  # from here on nobody writes to what the ranks shared
+                apart = isinstance(self.way, LocalSteps) and not self.way.together and error is not None
+                self._job.regroup(keeps=self._keeps, apart=apart)  # from here on nobody writes to what the ranks shared
                 if isinstance(self.way, LocalSteps) and self._is_apart(self.way, asking):
                     if self._wishes.compression is not None and error is not None:
                         self._wishes.compression.tell_of_death(self._job)
-                    if self._is_called_apart(self.way):
-                        continue
                     return
                 job.undone, self._wishes.outer.alike = undone, True
                 if last is None:
