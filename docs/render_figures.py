@@ -1,17 +1,20 @@
 """Writes the figures of docs/figures/*.json, as `gradtide bench … --output` leaves them, into README.md and docs/*.md.
 
-A table has a line for each result, or, with `by`, for each group of results that agree in some fields. A page has its
-headings and the form of a line in a comment; what follows is written here:
+A page has two marks, between which a table is written; sentences have no figures, but say what the table shows:
 
-    <!-- figures: train-workers-mlp bold gradtide, shared parameters
-    | | samples/s | x never synchronised |
-    | {name} | {per_s:,.0f} | {ratio:.2f} |
-    -->
+    <!-- figures: train-workers-mlp -->
     <!-- end -->
 
-Without the name of a file all lines are written once. A number in a sentence stands before its form:
+docs/figures/NAME.table, beside the results, has the file that the table is of, its headings and the form of a line:
 
-    2.1<!-- {train-workers-mlp[gradtide, shared parameters].per_s / train-workers-mlp[DDP over Gloo].per_s:.1f} -->
+    train-workers-mlp bold gradtide, shared parameters
+    | | samples/s | x never synchronised |
+    | {name} | {per_s:,.0f} | {ratio:.2f} |
+
+The table has a line for each result, or, with `by`, for each group of results that agree in some fields. Without the
+first line all lines are written once, and a figure is named with its file:
+
+    | over DDP | {train-lenet[gradtide, 2 devices].per_s / train-lenet[DDP over Gloo, 2 processes].per_s:.1f} |
 
 `file[this][that].field` is the field of those results in docs/figures/file.json that hold both "this" and "that"; in a
 table `[this].field` looks among the line's own results. `min` or `max` before it takes the least or most of several.
@@ -33,8 +36,7 @@ UNITS = {"us": 1e6, "ms": 1e3, "MB": 1e-6, "GB": 1e-9, "pt": 100}
 EXTREMES = {"min": min, "max": max}
 FIELD = re.compile(r"\{((?:\[[^\]]*\]|[^{}:\[])+)(?::([^{}]*))?\}")
 TERM = re.compile(r"(?:(min|max) )?(?:([\w/-]*)((?:\[[^\]]*\])*)\.)?(\w+)")
-NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(<!-- (\{[^\n]*?\}) -->)")
-TABLE = re.compile(r"(<!-- figures:([^\n]*)\n(.*?)\n-->\n).*?(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WHICH = re.compile(r"([\w/-]*)((?:\[[^\]]*\])*)(?: by (\w+(?:, \w+)*))?(?: bold (.+))?")
 
 Result = dict[str, Any]
@@ -51,26 +53,19 @@ class Figures:
         self._files: dict[str, list[Result]] = {}
         for path in folder.glob("*.json"):
             self._files.update(_parts(path.stem, json.loads(path.read_text())))
+        self._tables = {path.stem: path.read_text().strip() for path in folder.glob("*.table")}
 
     def write_into(self, page: str) -> str:
         if not page.count("<!-- figures:") == page.count("<!-- end -->") == len(TABLE.findall(page)):
-            raise WrongFigure(
-                "a table begins with <!-- figures: … -->, its headings and a line, and ends with <!-- end -->"
-            )
-        if page.count("<!-- {") != len(NUMBER.findall(page)):
-            raise WrongFigure("before <!-- {…} --> there must be a number")
-        page = TABLE.sub(lambda found: f"{found[1]}\n{self._table(found[2].strip(), found[3])}\n\n{found[4]}", page)
-        return NUMBER.sub(lambda found: self._number(found[2]) + found[1], page)
+            raise WrongFigure("a table begins with <!-- figures: NAME --> and ends with <!-- end -->")
+        return TABLE.sub(lambda found: f"{found[1]}\n{self._table(found[2])}\n\n{found[3]}", page)
 
-    def _number(self, form: str) -> str:
-        shown = self._fill(form, [])
-        if not NUMBER.fullmatch(f"{shown}<!-- {form} -->"):
-            raise WrongFigure(f"{form} should be a number, and is {shown or 'not measured'}")
-        return shown
-
-    def _table(self, which: str, lines: str) -> str:
-        head, *forms = lines.split("\n")
-        file, keys, by, bold = _match(WHICH, which)
+    def _table(self, name: str) -> str:
+        if name not in self._tables:
+            raise WrongFigure(f"docs/figures has no {name}.table")
+        lines = self._tables[name].split("\n")
+        file, keys, by, bold = _match(WHICH, "" if lines[0].startswith("|") else lines.pop(0))
+        head, *forms = lines
         written = [head, "|---" * (head.count("|") - 1) + "|"]
         if not file:
             return "\n".join(written + [self._fill(form, []) for form in forms])

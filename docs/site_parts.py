@@ -1,5 +1,6 @@
-"""What the site adds to Sphinx: every command with its help, as `gradtide COMMAND -h` prints it; and docstrings, which
-are written as plain text with code in backticks and in indented lines, as the reStructuredText that Sphinx reads."""
+"""What the site adds to Sphinx: every command with what `gradtide COMMAND -h` says, as lists that fit any width; and
+docstrings, which are written as plain text with code in backticks and in indented lines, as the reStructuredText that
+Sphinx reads."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,36 +11,43 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 from gradtide.cli.app import app
-from gradtide.cli.plan.command import parser
+from gradtide.cli.plan.completion import with_options
 
-_WIDTH = 100
+Entry = tuple[str, str]
 
 
 class CommandsDirective(SphinxDirective):
     """`{commands}`: a section a command."""
 
     def run(self) -> list[nodes.Node]:
-        return [_section(name, text) for name, text in _helps("gradtide", typer.main.get_command(app))]
+        return list(_sections("gradtide", typer.main.get_command(app)))
 
 
-def _helps(name: str, command: Any) -> Iterator[tuple[str, str]]:
-    if name == "gradtide plan":  # which has a parser of its own: it must answer within a second
-        yield name, parser().format_help()
-        return
-    context = command.context_class(command, info_name=name, terminal_width=_WIDTH, max_content_width=_WIDTH)
-    yield name, command.get_help(context)
-    if hasattr(command, "list_commands"):
-        for inner in command.list_commands(context):
-            found = command.get_command(context, inner)
-            if not found.hidden:
-                yield from _helps(f"{name} {inner}", found)
+def _sections(name: str, command: Any) -> Iterator[nodes.section]:
+    command = with_options() if name == "gradtide plan" else command  # whose own parser is argparse's
+    context = command.context_class(command, info_name=name, terminal_width=1000)
+    section = nodes.section("", nodes.title(text=name), ids=[nodes.make_id(name)])
+    usage = command.get_usage(context)
+    section += nodes.literal_block(usage, usage, language="text", classes=["usage"])
+    section += [nodes.paragraph(text=part.replace("\n", " ")) for part in (command.help or "").split("\n\n")]
+    section += _listed([entry for each in command.get_params(context) if (entry := each.get_help_record(context))])
+    inner = [command.get_command(context, word) for word in getattr(command, "commands", ())]
+    shown = [each for each in inner if not each.hidden]
+    section += _listed([(each.name, each.get_short_help_str(limit=200)) for each in shown])
+    yield section
+    for each in shown:
+        yield from _sections(f"{name} {each.name}", each)
 
 
-def _section(name: str, text: str) -> nodes.section:
-    section = nodes.section(ids=[nodes.make_id(name)])
-    section += nodes.title(text=name)
-    section += nodes.literal_block(text, text, language="text")
-    return section
+def _listed(entries: list[Entry]) -> list[nodes.Node]:
+    items = [
+        nodes.definition_list_item(
+            "", nodes.term("", "", nodes.literal(text=what)), nodes.definition("", nodes.paragraph(text=says))
+        )
+        for what, says in entries
+        if what != "--help"
+    ]
+    return [nodes.definition_list("", *items)] if items else []
 
 
 def _plain(site: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:

@@ -23,7 +23,7 @@ PAGES = tuple(
 )
 NO_PROGRAM = ("ini", "json", "text", "toml", "yaml")
 PROGRAMS = ("gradtide", "python", "torchrun")
-OTHER_PROGRAMS = ("etcd", "nvidia-smi", "pip", "pkill", "ray")  # which no test runs
+OTHER_PROGRAMS = ("docker", "etcd", "kubectl", "nvidia-smi", "pip", "pkill", "ray", "sbatch")  # which no test runs
 _MARK = re.compile(r"<!-- not run: (.+?) -->\s*")
 _LINE = re.compile(r"(?:node-?\d\$ )?((?:[A-Z_]+=\S+ )*)(.*?)(?: +&)?")
 

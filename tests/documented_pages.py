@@ -57,6 +57,7 @@ data = images, labels
 loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch_size=16)
 loss_fn = functional.cross_entropy
 """
+HELD_OUT = MODEL + "held_out_images, held_out_labels = images, labels\n"
 TRAIN = """
 if isinstance(model, gradtide.DataParallel):
     for x, y in gradtide.shard(loader):
@@ -115,10 +116,10 @@ MATRIX = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV2\t0-19\nGPU1\tNV2\t X \t0-19
 PAGES = {
     "README.md": Page(
         (
-            Run((0,), MODEL + "test_images, test_labels = images, labels"),
             Run((1, 2), MODEL, workers=2),
             Run((3,), "import torch, gradtide; grad = torch.ones(10_000_000)"),
         ),
+        files={"train.py": Shown("import torch\n")},
         before=CHECKPOINT.format("runs/mine/checkpoints"),
         instead={"ADDRESS": "{store}"},
     ),
@@ -168,8 +169,9 @@ PAGES = {
         instead={"200": "2"},
         prints={"gradtide run --workers 2 train.py": r"\[0\] epoch 4: 0\.[01]"},  # from 0.25
     ),
+    "docs/index.md": Page(files={"train.py": Shown("import torch\n")}),
     "docs/fit.md": Page(
-        (Run((0,), MODEL + "held_out_images, held_out_labels = images, labels"),),
+        (Run((0,), HELD_OUT),),
         files={"my_module.py": MODEL + "make_model = MyModel\ndef make_data(): return data"},
         instead={"--checkpoint-every 100": "--checkpoint-every 1"},
     ),
@@ -213,10 +215,10 @@ PAGES = {
     ),
     "docs/together.md": Page(
         (
-            Run((1,), MODEL, workers=2),
-            Run((2,), MODEL + "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)", workers=2),
+            Run((0,), MODEL, workers=2),
+            Run((1,), MODEL + "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)", workers=2),
         ),
-        files={"train.py": Shown("# train.py\n", MODEL)},
+        files={"train.py": SCRIPT},
     ),
     "docs/topologies.md": Page(
         (Run((0,), TRANSFER),),
@@ -225,12 +227,17 @@ PAGES = {
     ),
     "docs/trainers.md": Page((Run((0,), slow=True),), before=CHECKPOINT.format("ck")),  # Lightning loads for 3 s
     "docs/training.md": Page(
-        (Run((0,), MODEL), Run((1,), MODEL + "my_sum = torch.nn.CrossEntropyLoss(reduction='sum')"))
+        (Run((2,), MODEL), Run((3,), MODEL + "my_sum = torch.nn.CrossEntropyLoss(reduction='sum')")),
+        files={
+            "fit.py": Shown("import gradtide\n\nhistory", HELD_OUT),
+            "train.py": Shown("# train.py\n", MODEL),
+        },
     ),
 }
 
 # Why commands (as fnmatch finds them) are parsed and not run.
 NOT_RUN = {
+    "docs/index.md: python train.py": "as in README.md, word for word",
     "*: gradtide bench *": "takes minutes; tests run them small, tests/bench most of them",
     "*: gradtide chaos*": "takes minutes, some as root; tests/testing runs small ones",
     "docs/launch.md: python -m gradtide.launch.agent *": "the program above it runs with two of them",
@@ -238,6 +245,8 @@ NOT_RUN = {
     "docs/ray.md: gradtide run *": "needs Ray's cluster; tests/on_ray/test_guide.py has one",
     "docs/reliability.md: gradtide coordinator *": "needs etcd; tests/store/test_four_machines.py has it",
     "docs/reliability.md: gradtide scale run-*": "the job has ended; tests/sync/test_growing.py scales one",
+    "*: gradtide run --engine ray *": "needs Ray's cluster; tests/on_ray/test_guide.py has one",
+    "*: torchrun --nnodes 2 *": "needs two machines; tests/launch/test_two_machines.py has them",
     "README.md: gradtide doctor --reach *": "needs two more machines; docs/first-hour.md has one without",
 }
 # Those that run with -m slow alone.
@@ -252,7 +261,7 @@ SLOW = {
     "docs/planner.md: gradtide plan * --hosts *": "18 s: a plan for each number of hosts",
     "docs/planner.md: gradtide plan * --upgrade": "3 s: a plan for each kind of wire",
     "docs/together.md: gradtide run --workers 4 *": "as with two workers, but nobody dies here",
-    "docs/together.md: gradtide run --workers 2 --servers 2 *": "as without servers: this script does not use them",
+    "docs/training.md: gradtide run --workers 2 --servers 2 *": "as without servers: this script does not use them",
     "docs/topologies.md: gradtide plan *topology.conf *": "3 s for 256 devices",
     "docs/training.md: gradtide train *": "as in docs/checkpoints.md and docs/dashboard.md",
 }

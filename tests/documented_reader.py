@@ -145,6 +145,18 @@ def python_blocks(page: str) -> list[Block]:
     return [block for block in blocks(page) if block.kind == "python" and not block.mark]
 
 
+def first_program(page: str) -> str:
+    """The page's first block of Python, after what its reader has."""
+    before = next((run.before for run in said.PAGES[page].runs if 0 in run.blocks), "")
+    return f"{before}\n{python_blocks(page)[0].text}"
+
+
+def lines_on_machines(page: str, program: str) -> list[tuple[str, str]]:
+    """Each line of this program that begins with the name of its machine: (machine, line)."""
+    shown = "\n".join(block.text for block in blocks(page) if block.kind == "commands")
+    return re.findall(rf"^(node-?\d)\$ ({program} .+?)(?: +#.*)?$", shown, re.MULTILINE)
+
+
 def page_commands(page: str) -> list[Command]:
     return [command for block in blocks(page) if block.kind == "commands" for command in block.commands]
 

@@ -2,9 +2,9 @@
 
 `loaded_python()` is the path of a program that takes what `python` takes (-m, -c, -u, a script) and does the same, but
 a process here has made it by fork: what it would import, two to four seconds each time, is there already. The program
-hands over its arguments, environment and open files, passes signals on, and ends as the process does. In that process
-`sys.executable` is the program as well, so a job's fork servers are as quick. What a fork shares and a fresh process
-would not is undone. Tests of how processes start and end use `sys.executable`.
+hands over its arguments, environment, open files and network namespace, passes signals on, and ends as the process
+does. In that process `sys.executable` is the program as well, so a job's fork servers are as quick. What a fork shares
+and a fresh process would not is undone. Tests of how processes start and end use `sys.executable`.
 """
 
 import atexit
@@ -44,7 +44,8 @@ for name in os.listdir("/proc/self/fd"):
 link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
 link.connect({address!r})
 told = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), files]).encode()
-rights = b"".join(file.to_bytes(4, sys.byteorder) for file in files)
+network = os.open("/proc/self/ns/net", os.O_RDONLY)
+rights = b"".join(file.to_bytes(4, sys.byteorder) for file in [*files, network])
 link.sendmsg([len(told).to_bytes(4, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
 link.sendall(told)
 pid = int.from_bytes(link.recv(4), "big")
@@ -94,7 +95,7 @@ def _source() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a program is to be. Its files have other numbers here: `held`."""
+    """What a program is to be. Its files have other numbers here: `held`, after which comes its network namespace."""
 
     arguments: list[str]
     environment: dict[str, str]
@@ -171,6 +172,7 @@ def become(wish: Wish, program: str, fresh_path: list[str]) -> None:
     from gradtide.launch.worker import _draw_numbers_of_its_own
 
     os.setsid()
+    _go_to_network(wish.held.pop())
     _take_files(wish)
     os.chdir(wish.folder)
     os.environ.clear()
@@ -181,6 +183,16 @@ def become(wish: Wish, program: str, fresh_path: list[str]) -> None:
     _draw_numbers_of_its_own()
     sys.path[:] = [path for path in wish.environment.get("PYTHONPATH", "").split(os.pathsep) if path] + fresh_path
     sys.path_importer_cache.clear()
+
+
+def _go_to_network(file: int) -> None:
+    """As root alone, and so only if it is another one."""
+    import ctypes
+
+    if os.fstat(file).st_ino != os.stat("/proc/self/ns/net").st_ino:
+        new_network = 0x40000000  # os.setns has it from Python 3.12 on
+        assert ctypes.CDLL(None, use_errno=True).setns(file, new_network) == 0, os.strerror(ctypes.get_errno())
+    os.close(file)
 
 
 def _take_files(wish: Wish) -> None:

@@ -59,10 +59,11 @@ def copy(tmp_path):
     return tmp_path
 
 
-def shown(page, figures, tmp_path):
-    for name, content in figures.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    return render_figures.Figures(tmp_path).write_into(page)
+def shown(results, folder, table, page="<!-- figures: all -->\n<!-- end -->"):
+    """A page, with figures of a file called "all"."""
+    (folder / "all.json").write_text(json.dumps(results))
+    (folder / "all.table").write_text(table)
+    return render_figures.Figures(folder).write_into(page)
 
 
 def test_every_page_shows_what_the_figures_say():
@@ -76,13 +77,17 @@ def test_readme_and_benchmarks_show_the_same():
     ours, theirs = re.search(r"^\| MLP .*\| ([\d,]+) samples/s; DDP over Gloo: ([\d,]+)", readme, re.MULTILINE).groups()
     assert re.search(row.format("gradtide, shared parameters"), page, re.MULTILINE)[1] == ours
     assert re.search(row.format("DDP over Gloo"), page, re.MULTILINE)[1] == theirs
-    starting = re.search(r"Starting two takes ([\d.]+)", readme)[1]
+    starting = re.search(r"`gradtide run`: ([\d.]+) s", readme)[1]
     assert f"{float(re.search(row.format('gradtide run, gradtide group'), page, re.MULTILINE)[1]):.1f}" == starting
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
 def test_no_table_of_figures_is_written_by_hand(page):
     assert re.findall(r"^\|.*", render_figures.TABLE.sub("", (ROOT / page).read_text()), re.MULTILINE) == []
+
+
+def test_sentences_have_no_marks_that_nobody_would_check():
+    assert [str(page) for page in render_figures.pages(ROOT) if re.search("<!-- ?[{=]", page.read_text())] == []
 
 
 def test_pages_say_what_was_measured_and_not_what_was_wanted():
@@ -108,7 +113,7 @@ def test_what_a_benchmark_writes_is_on_all_pages_by_one_command(copy):
         found = report.rows(seconds, 1000 if name == "train-lenet" else 1234)
         report.write(copy / f"docs/figures/{name}.json", found, {"settings": settings}, {"seconds": seconds})
     render_figures.update(copy, write=True)
-    assert "| 2,468 samples/s; DDP over Gloo: 2,468." in (copy / "README.md").read_text()
+    assert "| 2,468 samples/s; DDP over Gloo: 2,468;" in (copy / "README.md").read_text()
     assert (
         "| **gradtide, shared parameters** | **2,468** | **206** | **4,936** | **1.00** |"
         in (copy / "docs/benchmarks.md").read_text()
@@ -151,7 +156,10 @@ def test_a_file_of_figures_is_complete_and_as_its_benchmark_writes_it(path):
 
 def test_every_file_of_figures_is_on_a_page():
     pages = "".join(page.read_text() for page in render_figures.pages(ROOT))
-    assert [path.stem for path in FILES if not re.search(rf"<!--[^>]*[: {{]{path.stem}[ \n/\[]", pages)] == []
+    shown = {path.stem: path.read_text() for path in sorted((ROOT / "docs/figures").glob("*.table"))}
+    assert [name for name in shown if f"<!-- figures: {name} -->" not in pages] == []
+    forms = "".join(shown.values())
+    assert [path.stem for path in FILES if not re.search(rf"(^|[ {{]){path.stem}[ \n/\[]", forms, re.MULTILINE)] == []
 
 
 def test_a_table_has_a_line_for_each_group_and_a_form_for_each_figure(tmp_path):
@@ -159,48 +167,55 @@ def test_a_table_has_a_line_for_each_group_and_a_form_for_each_figure(tmp_path):
         {"case": {"size_bytes": 4096}, "name": name, "seconds": seconds, "runs": [3, 1, 2]}
         for name, seconds in (("ours", 2e-6), ("MPI 5.0", 5e-6))
     ]
-    page = """<!-- figures: all by case_size_bytes bold ours
+    table = """all by case_size_bytes bold ours
 | bytes | µs | x | runs |
 | {case_size_bytes:,} | {[ours].seconds:us.1f} | {[MPI 5.0].seconds / [ours].seconds:.1f} | {runs_min} to {runs_max} |
--->
-<!-- end -->
-At most 0<!-- {max all[4096].seconds:us.0f} --> µs."""
-    found = shown(page, {"all": {"results": results}}, tmp_path)
+"""
     assert (
-        "\n\n| bytes | µs | x | runs |\n|---|---|---|---|\n| **4,096** | **2.0** | **2.5** | **1 to 3** |\n\n" in found
+        "\n\n| bytes | µs | x | runs |\n|---|---|---|---|\n| **4,096** | **2.0** | **2.5** | **1 to 3** |\n\n"
+        in shown({"results": results}, tmp_path, table)
     )
-    assert found.endswith("At most 5<!-- {max all[4096].seconds:us.0f} --> µs.")
+    assert "| 5 µs |" in shown({"results": results}, tmp_path, "| at most |\n| {max all[4096].seconds:us.0f} µs |\n")
 
 
 def test_what_was_not_measured_is_left_empty(tmp_path):
     results = [{"name": "a", "least": 1, "most": 2}, {"name": "b"}]
-    page = "<!-- figures: all\n| | s |\n| {name} | {least} to {most} |\n-->\n<!-- end -->"
-    found = shown(page, {"all": {"results": results}}, tmp_path)
-    assert "| a | 1 to 2 |\n| b | |\n" in found
+    table = "all\n| | s |\n| {name} | {least} to {most} |\n"
+    assert "| a | 1 to 2 |\n| b | |\n" in shown({"results": results}, tmp_path, table)
 
 
 def test_a_file_says_more_of_a_contender_by_its_name(tmp_path):
     content = {"settings": {"predicted_s": {"a": 2.5}}, "verdict": {"worst": 0.5}, "results": [{"name": "a"}]}
-    page = "0<!-- {all[a].predicted_s} --> and 0<!-- {all/verdict.worst:pt.0f} --> %"
-    assert re.sub("<!--.*?-->", "", shown(page, {"all": content}, tmp_path)) == "2.5 and 50 %"
+    table = "| s | worst |\n| {all[a].predicted_s} | {all/verdict.worst:pt.0f} % |\n"
+    assert "| 2.5 | 50 % |" in shown(content, tmp_path, table)
+
+
+@pytest.mark.parametrize(
+    ("form", "error"),
+    [
+        ("{none[a].s}", "docs/figures has no none"),
+        ("{all[a].t}", r"all\[a\].t should be one figure, and is none"),
+        ("{all[x].s}", r"all\[x\].s should be one figure, and is \[1, 2\]"),
+        ("{all[a]s}", "is not understood"),
+    ],
+)
+def test_a_form_that_means_nothing_is_refused(tmp_path, form, error):
+    results = [{"name": "a", "kind": "x", "s": 1}, {"name": "b", "kind": "x", "s": 2}, {"name": "c"}]
+    with pytest.raises(render_figures.WrongFigure, match=error):
+        shown({"results": results}, tmp_path, f"| s |\n| {form} |\n")
 
 
 @pytest.mark.parametrize(
     ("page", "error"),
     [
-        ("1<!-- {none[a].s} -->", "docs/figures has no none"),
-        ("1<!-- {all[a].t} -->", r"all\[a\].t should be one figure, and is none"),
-        ("1<!-- {all[x].s} -->", r"all\[x\].s should be one figure, and is \[1, 2\]"),
-        ("1<!-- {all[c].s} -->", "should be a number, and is not measured"),
-        ("1<!-- {all[a]s} -->", "is not understood"),
-        ("one<!-- {all[a].s} -->", "there must be a number"),
-        ("<!-- figures: all\n| a |\n| {s} |\n-->\n", "ends with <!-- end -->"),
+        ("<!-- figures: all -->\n", "ends with <!-- end -->"),
+        ("<!-- figures: all\n| a |\n| {s} |\n-->\n<!-- end -->", "begins with <!-- figures: NAME -->"),
+        ("<!-- figures: other -->\n<!-- end -->", "has no other.table"),
     ],
 )
 def test_a_mark_that_means_nothing_is_refused(tmp_path, page, error):
-    results = [{"name": "a", "kind": "x", "s": 1}, {"name": "b", "kind": "x", "s": 2}, {"name": "c"}]
     with pytest.raises(render_figures.WrongFigure, match=error):
-        shown(page, {"all": {"results": results}}, tmp_path)
+        shown({"results": [{"name": "a", "s": 1}]}, tmp_path, "all\n| s |\n| {s} |\n", page)
 
 
 def test_the_examples_in_its_docstrings_hold():

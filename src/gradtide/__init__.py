@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gradtide.collective.c10d.hook import ddp_hook
     from gradtide.collective.c10d.starting import init
     from gradtide.compress import Compress
+    from gradtide.launch.launcher import launch
     from gradtide.parallel import (
         DataParallel,
         DevicePool,
@@ -118,6 +119,7 @@ __all__ = [
     "fit",
     "init",
     "is_main",
+    "launch",
     "local_servers",
     "mean_over_workers",
     "plan",
@@ -137,9 +139,11 @@ __all__ = [
 def __getattr__(name: str) -> object:
     where = _EXPORTS.get(name) or _OLD.get(name)
     if where is not None and name not in _EVERYWHERE:
+        from gradtide.failure_line import show_failures_in_short
         from gradtide.linux import require_linux  # here: each program that imports torch imports this file
 
         require_linux(f"gradtide.{name}")
+        show_failures_in_short()
     value = _room(name) if where is None else getattr(importlib.import_module(where), name)
     globals()[name] = value
     return value

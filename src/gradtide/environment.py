@@ -1,13 +1,22 @@
 """The only reader of environment variables, into one frozen object."""
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from gradtide.errors import ConfigError
 
-__all__ = ["Environment", "Launch", "extend_environment", "read_environment", "with_root_allowed", "with_variables"]
+__all__ = [
+    "Environment",
+    "Launch",
+    "extend_environment",
+    "in_notebook",
+    "read_environment",
+    "with_root_allowed",
+    "with_variables",
+]
 
 
 _COMPILING = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_ENABLE_AVX", "NUMBA_OPT")
@@ -134,6 +143,12 @@ def _seconds(name: str) -> float | None:
     if not seconds > 0:
         raise ConfigError(f"the environment variable {name} must be a number of seconds above 0, not {text!r}")
     return seconds
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel, which a worker of a job is not."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return hasattr(shell, "kernel") and "RANK" not in os.environ
 
 
 def with_root_allowed() -> dict[str, str]:

@@ -12,6 +12,7 @@
     │   ├── RolledBack            more servers died than there were replicas: something is gone
     │   ├── StaleGradient         the round that a push is for is closed
     │   └── UnknownKey            nobody has initialised that key
+    ├── WorkerFailed              a worker of gradtide.launch failed: which one, and with what
     └── CommunicationError        ranks that should work together can't
         ├── AuthenticationError   the other side does not know the secret, or is no gradtide
         ├── Closed                you closed it
@@ -44,6 +45,7 @@ __all__ = [
     "StoreError",
     "TopologyError",
     "UnknownKey",
+    "WorkerFailed",
 ]
 
 
@@ -93,6 +95,10 @@ class StaleGradient(StoreError):
 
 class UnknownKey(StoreError):
     """Nobody has initialised that key."""
+
+
+class WorkerFailed(GradtideError):
+    """A worker of gradtide.launch failed: which one, and with what."""
 
 
 class CommunicationError(GradtideError):

@@ -74,8 +74,9 @@ class GradientsSynchronised(Event):
 
 @dataclass(frozen=True, slots=True)
 class LinksPlanned(Event):
-    """What this worker sends to whom in each synchronisation from now on, as far as that is known beforehand: each
-    GradientsSynchronised with bytes stands for one. `predicted_s`: how long one takes on `links`, by the planner."""
+    """What this worker sends to whom in each synchronisation from now on, and pulls from servers, as far as that is
+    known beforehand: each GradientsSynchronised with bytes stands for one. `predicted_s`: how long one takes on
+    `links`, by the planner."""
 
     way: str
     loads: list[list[str | int]]  # [from whom, to whom, bytes]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 
-__all__ = ["Timeouts", "default_timeouts"]
+__all__ = ["Timeouts", "check_timeouts", "default_timeouts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,14 @@ class Timeouts:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"Timeouts({name}={getattr(self, name)}) makes no sense; give more than 0 seconds")
+            seconds = getattr(self, name)
+            if not isinstance(seconds, int | float) or not seconds > 0:
+                raise ConfigError(f"Timeouts({name}={seconds!r}) makes no sense; give more than 0 seconds")
+
+
+def check_timeouts(who: str, timeouts: object) -> None:
+    if not isinstance(timeouts, Timeouts | None):
+        raise ConfigError(f"{who}: timeouts={timeouts!r} makes no sense; say timeouts=gradtide.Timeouts(step_s=60)")
 
 
 def default_timeouts() -> Timeouts:

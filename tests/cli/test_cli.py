@@ -41,6 +41,16 @@ def test_train_as_json_prints_one_object_and_nothing_else(tmp_path):
     assert done.stderr == ""
 
 
+def test_workers_that_diverge_say_so_once_with_the_step(tmp_path):
+    options = ("--workers", "2", "--model", "mlp", "--lr", "1e20", "--epochs", "1", "--name", "far")
+    done = gradtide("train", *options, cwd=tmp_path)
+    said = [line for line in done.stderr.splitlines() if "the loss is" in line]
+    assert len(said) == 1, done.stderr
+    assert "DataError: the loss is nan at step 2; lower the learning rate or look at the data" in said[0]
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("arguments", "message"),

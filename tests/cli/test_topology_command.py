@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -23,6 +24,25 @@ def test_list_names_every_preset():
     output = run("list")
     assert all(known.form in output for known in PRESETS)
     assert [row["name"] for row in json.loads(run("list", "--json"))] == [known.form for known in PRESETS]
+
+
+def test_a_reader_that_stops_at_once_gets_the_picture_and_no_traceback(tmp_path):
+    reading, writing = os.pipe()
+    os.close(reading)  # as `| head` does, only sooner
+    command = [sys.executable, "-m", "gradtide", "topology", "show", "ring:4", "--draw", "it.svg"]
+    with open(writing, "w") as nobody:
+        done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert (tmp_path / "it.svg").exists()
+
+
+def test_every_picture_that_is_written_is_named(tmp_path):
+    for words in (["topology", "show", "ring:2"], ["plan", "ring:2", "--size", "1KB"]):
+        shown = CliRunner().invoke(app, [*words, "--draw", str(tmp_path / "it.svg")], catch_exceptions=False)
+        assert shown.stdout.endswith(f"\nwritten: {tmp_path / 'it.svg'}\n")
+    shown = CliRunner().invoke(app, ["topology", "show", "ring:2", "--json", "--draw", str(tmp_path / "it.svg")])
+    assert json.loads(shown.stdout)["name"] == "ring:2"
+    assert shown.stderr == f"written: {tmp_path / 'it.svg'}\n"
 
 
 def test_show_prints_nodes_and_links_as_table_json_and_toml(tmp_path):

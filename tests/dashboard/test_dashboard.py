@@ -1,5 +1,6 @@
 """The dashboard as a process of its own: who may look, and what they see."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,9 +11,11 @@ from typer.testing import CliRunner
 from written_run import Browser, write_run, write_steps
 
 from gradtide.cli.app import app
+from gradtide.dashboard.feed import Feed
 from gradtide.dashboard.serve import beside
+from gradtide.dashboard.sources import RunSource
 from gradtide.errors import ConfigError
-from gradtide.observe.run_facts import RunFacts, write_facts
+from gradtide.observe.run_facts import RunFacts, note_end, write_facts
 
 pytestmark = pytest.mark.quick
 
@@ -181,3 +184,29 @@ def test_a_store_is_being_asked_until_it_has_answered(tmp_path):
         (complaint,), _ = awaited(next(stream)[1])
         assert complaint.startswith("the coordinator does not answer")
         stream.close()
+
+
+def test_a_dashboard_that_ends_with_its_run_tells_the_last_step_and_the_end_first(tmp_path):
+    log, clock = write_run(tmp_path, steps=2)
+    write_facts(tmp_path, RunFacts("a run", workers=1))
+    with beside(tmp_path) as link:
+        browser = Browser(link)
+        browser.enter()
+        stream = browser.stream()
+        next(stream)
+        write_steps(log, clock, 3, 4)
+        log.close()
+        note_end(tmp_path, 0)
+    told = [news["run"] for _, news in stream if "run" in news]  # until the other end is closed
+    assert told[-1]["ended"][1] == 0
+    assert told[-1]["workers"][0]["steps"] == 4
+
+
+def test_the_store_of_a_run_that_has_ended_is_not_asked_and_not_missed(tmp_path):
+    write_run(tmp_path)[0].close()
+    write_facts(tmp_path, RunFacts("a run", workers=1, servers=1, store=f"unix:{tmp_path}/nobody"))
+    note_end(tmp_path, 0)
+    feed = Feed(RunSource(tmp_path), "", None)
+    feed.finish()
+    seen = json.loads(feed.snapshot().partition("data: ")[2])
+    assert (seen["run"]["ended"][1], seen["store"], seen["awaited"]) == (0, None, "ended")

@@ -9,10 +9,11 @@ import sys
 import time
 
 import pytest
+from written_run import write_run
 
 import gradtide
 from gradtide.dashboard.serve import beside
-from gradtide.observe.run_facts import RunFacts, write_facts
+from gradtide.observe.run_facts import RunFacts, note_end, write_facts
 from store_processes import wait_until_copied
 
 CHROMIUM = shutil.which("chromium")
@@ -75,7 +76,7 @@ def training(tmp_path):
 
 def test_a_training_is_seen_live_in_light_and_dark_on_large_and_small_screens(training, opened, tmp_path):
     page = opened(training)
-    until(page, "document.querySelectorAll('#links tbody tr').length == 4")
+    until(page, "document.querySelectorAll('#links tbody tr').length == 8")
     assert "token" not in page.url
     steps = "Number(document.querySelector('#workers tbody tr td:nth-child(2)').textContent.replace(',', ''))"
     before = page.evaluate(steps)
@@ -92,6 +93,8 @@ def test_a_training_is_seen_live_in_light_and_dark_on_large_and_small_screens(tr
             page.set_viewport_size({"width": width, "height": height})
             until(page, f"document.querySelector('#rate canvas').clientWidth < {width}")
             assert page.evaluate("document.documentElement.scrollWidth") <= width
+            cut = "[...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth).length"
+            assert page.evaluate(cut) == 0
             assert page.evaluate("document.documentElement.dataset.theme") == theme
             page.screenshot(path=tmp_path / f"{theme}-{width}.png", full_page=True)
 
@@ -112,6 +115,20 @@ def test_before_the_first_answer_the_page_says_that_it_waits_and_then_what_the_r
         page.wait_for_selector("#servers td:has-text('this run has no store')")
         assert page.locator("#picture").is_hidden()  # there is none yet
         page.screenshot(path=tmp_path / "no-store.png", full_page=True)
+
+
+def test_a_run_that_ends_while_it_is_looked_at_is_said_to_have_ended_and_is_not_red(opened, tmp_path):
+    log, _ = write_run(tmp_path)
+    write_facts(tmp_path, RunFacts("a run", workers=1))
+    with beside(tmp_path) as link:
+        page = opened(link)
+        page.wait_for_selector("#stream .lane")
+        log.close()
+        note_end(tmp_path, 0)
+    until(page, "document.getElementById('connection').textContent == 'ended'")
+    assert page.locator("#health").inner_text().startswith("the run has ended at ")
+    assert page.locator("#health").get_attribute("class") == "over"
+    assert page.locator("#connection").get_attribute("class") in (None, "")
 
 
 def test_keys_pause_change_the_theme_and_go_to_panels(training, opened):

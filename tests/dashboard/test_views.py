@@ -1,7 +1,9 @@
 """Events as the page and Prometheus see them."""
 
+import json
 import shutil
 import subprocess
+import time
 
 import pytest
 from written_run import PLANNED, write_run, write_steps
@@ -15,6 +17,7 @@ from gradtide.events import BatchStarted, GradientsReady, GradientsSynchronised,
 from gradtide.observe.event_log import LogReader, log_path
 from gradtide.observe.figures import MetricFigures, render
 from gradtide.observe.meter import Timed
+from gradtide.observe.run_facts import RunFacts, note_end, write_facts
 
 pytestmark = pytest.mark.quick
 
@@ -54,7 +57,7 @@ def test_what_is_new_is_told_once_and_a_latecomer_gets_all_of_it(tmp_path):
     assert first["spans"][0] + second["spans"][0] == whole["spans"][0]
     slots = first["series"]["rate"][: second["series"]["from"]] + second["series"]["rate"]
     assert slots == whole["series"]["rate"]
-    assert sum(slots) * whole["series"]["slot_s"] == 5 * 32
+    assert slots == [32.0, None]  # a bin has four seconds, of steps of a second; the second has hardly begun
     assert [entry["text"] for entry in whole["happened"]] == ["gradients go by servers, bounded:2"]
 
 
@@ -64,8 +67,55 @@ def test_a_series_does_not_grow_and_loses_no_sample():
         series.add(second, 3, float("nan") if second % 7 == 0 else 2.0)
     whole = series.whole()
     assert len(whole["rate"]) <= 1024
-    assert sum(whole["rate"]) * whole["slot_s"] == pytest.approx(60_000, rel=1e-3)
+    assert sum(whole["rate"][:-1]) * whole["slot_s"] == pytest.approx(60_000, rel=2e-3)  # the last is not over
     assert set(whole["loss"]) == {2.0}
+
+
+@pytest.mark.parametrize(("step_s", "steps"), [(0.02, 60), (2.0, 60), (5.0, 730)])
+def test_the_rate_of_an_even_run_is_even_however_long_its_steps_are_also_after_an_hour(step_s, steps):
+    series = Series()
+    for step in range(1, steps + 1):
+        for late in (0.0, 0.3 * step_s):  # two workers
+            series.add(step * step_s + late, 32, took_s=0.9 * step_s, step_s=step_s)
+    whole = series.whole()
+    assert whole["slot_s"] >= 3 * step_s
+    rates = [rate for rate in whole["rate"] if rate is not None][1:-1]
+    assert rates == [pytest.approx(64 / step_s, rel=0.15)] * len(rates)
+    assert len(rates) >= 2
+
+
+def test_news_of_a_series_make_the_whole_also_when_bins_get_longer():
+    series, told, slot_s = Series(), [], None
+    for step in range(1, 400):
+        series.add(step * (0.1 if step < 50 else 3.0), 8, 1.0, took_s=0.1, step_s=0.1 if step < 50 else 3.0)
+        if step % 7 == 0 or step == 399:
+            news = series.delta()
+            told = (told[: news["from"]] if news["slot_s"] == slot_s else []) + news["rate"]
+            slot_s = news["slot_s"]
+    assert series.delta() is None
+    assert (told, slot_s) == (series.whole()["rate"], series.whole()["slot_s"])
+
+
+def test_that_a_run_has_ended_is_told_once_and_forgotten_when_it_goes_on(tmp_path):
+    write_run(tmp_path)[0].close()
+    facts = RunFacts("a run", 1, 2, "unix:/nowhere")
+    write_facts(tmp_path, facts)
+    source = polled(tmp_path)
+    assert source.view.delta()["ended"] is None
+    note_end(tmp_path, 3)
+    source.poll()
+    at_s, code = source.view.delta()["ended"]
+    assert (code, source.view.delta()) == (3, {})
+    assert at_s == pytest.approx(time.time(), abs=60)
+    write_facts(tmp_path, facts)
+    source.poll()
+    assert source.view.snapshot()["ended"] is None
+
+
+def test_a_run_of_one_process_has_ended_with_its_totals(tmp_path):
+    lines = [{"kind": "batch", "seconds": 1.0, "loss": 2.0}, {"kind": "summary", "samples": 1}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert polled(tmp_path).view.snapshot()["ended"] == (None, 0)
 
 
 def test_a_worker_is_kept_in_a_size_that_does_not_grow(tmp_path):
@@ -150,7 +200,7 @@ def test_a_loop_of_ones_own_has_steps_and_seconds_and_samples_that_nobody_knows(
     assert (row["steps"], row["samples"], figures.samples) == (3, None, {})
     assert row["seconds"] == {"compute": 3.0, "push": 3.0, "wait": 0, "update": 3.0, "data": 2.0, "evaluate": 0}
     series = view.snapshot()["series"]
-    assert (series["unit"], sum(series["rate"]) * series["slot_s"]) == ("steps/s", 2)  # the third is not over yet
+    assert (series["unit"], series["rate"]) == ("steps/s", [round(2 / 7, 2)])  # the third is not over yet
 
 
 def test_a_run_that_nobody_has_told_anything_of_is_empty():

@@ -37,6 +37,14 @@ def test_no_two_boxes_overlap_and_each_machine_is_within_its_frame(name):
         assert a.right < b.left
 
 
+@pytest.mark.parametrize("name", ["fat-tree:4@100", "rail:2x4x4@100", "superpod:128", *NAMES])
+def test_nothing_that_is_drawn_of_a_cluster_hangs_in_the_air(name):
+    topology = preset(name)
+    boxes = lay_out_cluster(topology).boxes
+    drawn = [{link.source, link.target} for link in topology.links if {link.source, link.target} <= set(boxes)]
+    assert set(boxes) == set.union(*drawn)
+
+
 def test_the_picture_says_how_many_there_are_of_each(tmp_path):
     draw_topology(preset("superpod:128"), tmp_path / "it.svg")
     texts = texts_of(tmp_path / "it.svg")

@@ -1,12 +1,13 @@
 import itertools
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gradtide.draw import draw_sizes, draw_topology
-from gradtide.draw.curves import between
+from gradtide.draw.curves import lines_of
 from gradtide.draw.layout import lay_out
 from gradtide.draw.sizes import winning_regions
 from gradtide.draw.topology import is_cluster
@@ -56,11 +57,40 @@ def test_no_two_boxes_and_no_two_machines_overlap(topology):
 def test_no_link_of_a_preset_passes_under_the_box_of_another_node(name):
     topology = preset(name)
     layout = lay_out(topology)
-    for link in topology.links:
-        boxes = [box for node, box in layout.boxes.items() if node not in (link.source, link.target)]
-        ends = layout.boxes[link.source], layout.boxes[link.target]
-        for x, y in between(*ends, boxes, layout.tiered, layout.core):
+    devices = {node.name for node in topology.nodes if node.kind is NodeKind.DEVICE}
+    for pair, line in lines_of(layout, [(link.source, link.target) for link in topology.links], devices).items():
+        boxes = [box for node, box in layout.boxes.items() if node not in pair]
+        for x, y in line:
             assert not any(abs(x - b.x) < b.width / 2 and abs(y - b.y) < b.height / 2 for b in boxes)
+
+
+@pytest.mark.parametrize("name", ["torus:4x4", "torus:2x5", "torus:2x3x4"])
+def test_a_torus_is_a_grid_of_rows_and_columns(name):
+    places = {tuple(map(int, name[3:].split("-"))): box for name, box in lay_out(preset(name)).boxes.items()}
+    for place, box in places.items():
+        for other, neighbour in places.items():
+            if place[:-1] == other[:-1]:
+                assert box.y == neighbour.y
+                assert (box.x < neighbour.x) == (place[-1] < other[-1])
+            if (*place[:-2], place[-1]) == (*other[:-2], other[-1]):
+                assert box.x == neighbour.x
+                assert (box.y > neighbour.y) == (place[-2] < other[-2])
+
+
+def test_names_like_places_without_the_wires_of_a_grid_are_no_grid():
+    torus = preset("torus:3x3")
+    assert lay_out(torus).loops
+    assert not lay_out(replace(torus, links=(*torus.links, Link("gpu0-0", "gpu1-1", 1e9, 1e-6)))).loops
+
+
+def test_every_colour_of_an_svg_has_a_dark_form(tmp_path):
+    draw_topology(preset("pcie-4gpu"), tmp_path / "it.svg", {("gpu0", "switch"): 1e6})
+    _, dark = re.split(r"@media \(prefers-color-scheme: dark\)", (tmp_path / "it.svg").read_text())
+    rules, _, drawn = dark.partition("</style>")
+    changed = dict(re.findall(r'style\*="((?:fill|stroke): #\w{6})"\]\{\w+:(#\w{6})!important', rules))
+    assert set(re.findall(r"(?:fill|stroke): #\w{6}", drawn)) == set(changed)
+    assert "svg{fill:#ebedef}" in rules  # text, which has no colour of its own
+    assert changed["fill: #ffffff"] == "#17191c"
 
 
 def texts_of(path) -> list[str]:

@@ -131,23 +131,24 @@ def test_who_is_to_go_and_keeps_something_is_in_the_next_generation_and_told_aga
     assert members.notice() is None
 
 
-def test_where_one_is_apart_who_comes_or_goes_waits_and_the_others_are_told_so():
-    members = Members(generation=1)
+def test_who_is_in_the_middle_of_a_batch_goes_on_with_those_who_were_there_and_whoever_came_waits():
+    members = Members(generation=3, together={0, 1, 2}, going={1})
     members.gone(2)
-    members.going.add(1)
-    members.asked(Ask(0, 1, apart=True), 0.0)
+    members.asked(Ask(2, 0), 0.0)  # started again
+    members.asked(Ask(0, 3, busy=True), 0.0)
+    assert members.decree({0, 1, 2}) is None
+    members.asked(Ask(1, 3), 0.0)
+    assert members.decree({0, 1, 2}) == Roster(4, (0, 1), busy=True)  # who is to go has not gone yet
+    assert members.notice() == Notice(4, (1,))
+    members.asked(Ask(1, 4), 1.0)
+    members.asked(Ask(0, 4), 1.0)
+    assert members.decree({0, 1, 2}) == Roster(5, (0, 2))
+
+
+def test_of_those_who_know_where_the_job_stands_the_furthest_comes_first():
+    members = Members(generation=1, together={0, 1, 2})
+    members.asked(Ask(0, 1, done=(6, 6)), 0.0)
+    members.asked(Ask(1, 1, done=(7, 7)), 0.0)
+    members.asked(Ask(2, 1, done=(7, 8)), 0.0)
     members.asked(Ask(3, 0), 0.0)
-    assert members.decree({0, 1, 2, 3}) is None, "worker 1 works, and has not heard"
-    members.asked(Ask(1, 1), 0.0)
-    decree = members.decree({0, 1, 2, 3})
-    assert decree == Roster(2, (0, 1), waits=True)
-    assert members.notice() == Notice(2, (1,))
-    for rank in (0, 1):
-        members.asked(Ask(rank, 2), 0.0)
-    assert members.decree({0, 1, 2, 3}) is None, "worker 2 was started again"
-    members.asked(Ask(2, 0), 0.0)
-    assert members.decree({0, 1, 2, 3}) == Roster(3, (0, 2, 3))
-    members.asked(Ask(0, 3, apart=True), 0.0)
-    members.asked(Ask(2, 3), 0.0)
-    members.gone(3)
-    assert members.decree({0, 2}) == Roster(4, (0, 2)), "nobody waits"
+    assert members.decree({0, 1, 2, 3}) == Roster(2, (2, 1, 0, 3))

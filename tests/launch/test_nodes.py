@@ -44,7 +44,7 @@ def test_workers_of_two_nodes_write_to_one_output_and_the_first_failure_decides(
     assert {line[:-1] for line in lines if "here" in line} == {"[0] here 0 ", "[1] here 0 "}
     assert {line[-1] for line in lines if "here" in line} == {"0", "1"}, "which of the nodes came first is open"
     assert lines.index("[1] last words") < lines.index("[1] ValueError: boom")
-    assert lines[-1] == "gradtide: worker 1 failed: ValueError: boom (script.py:9)"
+    assert lines[-1] == "gradtide: worker 1 failed with exit code 1: ValueError: boom (script.py:9)"
 
 
 def test_when_the_head_is_killed_nothing_is_left_on_any_node_after_two_seconds(script):

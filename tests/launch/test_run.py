@@ -114,19 +114,93 @@ def test_the_first_failures_traceback_comes_first_and_has_only_the_scripts_frame
         '[2]     raise ValueError("boom")',
     ]
     assert shown[5] == "[2] ValueError: boom"
-    assert shown[6:] in (
-        ["gradtide: worker 2 failed: ValueError: boom (script.py:8)"],
-        [
-            "gradtide: worker 1 fell after it: PeerLost: rank 2 died (script.py:13)",
-            "gradtide: worker 2 failed: ValueError: boom (script.py:8)",
-        ],
-    )
+    first = "gradtide: worker 2 failed with exit code 1: ValueError: boom (script.py:8)"
+    fell = "gradtide: worker 1 fell after it: PeerLost: rank 2 died (script.py:13)"
+    assert shown[6:] in ([first], [first, fell, first])
+
+
+# How rank 1 ends, the exit code, and what is said first of all.
+ENDS = {
+    "sys.exit(3)": (3, "ended with exit code 3 (script.py:16); its last line: step 4"),
+    "sys.exit('no data\\nat all')": (1, "ended with exit code 1: no data (script.py:16); its last line: at all"),
+    "os.kill(os.getpid(), signal.SIGSEGV)": (139, "was killed by SIGSEGV (exit code 139); its last line: step 4"),
+}
+
+
+@pytest.mark.parametrize("statement", ENDS)
+def test_the_first_failure_is_said_first_and_those_that_fell_after_it_in_a_line_each(script, statement):
+    """The others notice that rank 1 has left before it is gone, which after sys.exit(3) takes more than a second."""
+    code, first = ENDS[statement]
+    path = script(f"""
+        import atexit, os, signal, sys, time
+        from pathlib import Path
+        from gradtide.errors import PeerLost
+        here, rank = Path(__file__).parent, os.environ["RANK"]
+        def leave():
+            (here / "left").touch()
+            time.sleep(1.3 if "(3)" in {statement!r} else 0)
+        def wait_for(*names):
+            while not all((here / name).exists() for name in names):
+                time.sleep(0.01)
+        if rank == "1":
+            print("step 4")
+            wait_for("0", "2")
+            atexit.register(leave) if "exit" in {statement!r} else leave()
+            {statement}
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (here / rank).touch()
+        wait_for("left")
+        raise PeerLost("rank 1 died")
+    """)
+    done = run(*FAST, "--workers", 3, path)
+    assert done.code == code
+    told = [line for line in done.err.splitlines() if line.startswith("gradtide: ")][1:]
+    assert told[0] == told[-1] == f"gradtide: worker 1 {first}"
+    others = [f"gradtide: worker {rank} fell after it: PeerLost: rank 1 died (script.py:20)" for rank in (0, 2)]
+    assert sorted(told[1:-1]) == others
+    assert "Traceback" not in done.err
+
+
+def test_a_failure_besides_the_first_is_told_in_a_line(script):
+    path = script("""
+        import os, signal, time
+        from pathlib import Path
+        here, rank = Path(__file__).parent, int(os.environ["RANK"])
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        (here / f"ready{rank}").touch()
+        while not (here / f"ready{1 - rank}").exists():
+            time.sleep(0.01)
+        {}[rank]
+    """)
+    done = run(*FAST, "--workers", 2, path)
+    assert done.err.count("Traceback") == 1
+    told = done.err.splitlines()[-3:]
+    ranks = [int(line.split()[2]) for line in told]
+    assert ranks[0] == ranks[2] != ranks[1]
+    assert told[1] == f"gradtide: worker {ranks[1]} failed as well: KeyError: {ranks[1]} (script.py:9)"
+
+
+def test_an_error_of_gradtides_is_shown_without_its_way_through_gradtide(script):
+    path = script("""
+        from gradtide.launch.target import Target, check_target
+        try:
+            check_target(Target("nowhere.py"), [])
+        except Exception as error:
+            raise ValueError("own") from error
+    """)
+    done = run(*FAST, path)
+    assert "target.py" in done.err, "it is the user's ValueError that is shown, and all of it"
+    path.write_text(path.read_text().replace("ValueError(", "type(error)("))
+    done = run(*FAST, path)
+    assert "target.py" not in done.err
+    shown = [line for line in lines_of(done.err, 0) if line.startswith("gradtide.errors.ConfigError: ")]
+    assert len(shown) == 2, "what it was raised from is shown as well"
 
 
 def test_a_mistake_that_all_workers_make_is_shown_once(script):
     done = run(*FAST, "--workers", 4, script("print(1 / 0)"))
     assert done.err.count("Traceback") == 1
-    assert done.err.count("ZeroDivisionError") == 2  # in the traceback, and in the last line
+    assert done.err.count("ZeroDivisionError") == 3  # in the traceback, behind it, and in the last line
     assert done.code == 1
 
 

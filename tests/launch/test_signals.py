@@ -156,7 +156,7 @@ def test_a_worker_that_is_killed_is_named_and_what_it_had_started_goes_with_it(s
     assert gone_after(pids) < at_most(GONE_S)
     done = finish(process)
     assert done.code == 137
-    assert "was killed by SIGKILL; if nobody did that" in done.err.splitlines()[-1]
+    assert "was killed by SIGKILL (exit code 137); if nobody did that" in done.err.splitlines()[-1]
 
 
 def test_what_a_script_leaves_behind_ends_with_the_job(script):

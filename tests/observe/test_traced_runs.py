@@ -11,8 +11,9 @@ import torch
 from trace_format import Complete, FlowEnd, FlowStart, Instant, check_trace
 
 import gradtide
-from gradtide.events import BatchDone, BatchStarted, GradientsSynchronised, PushBegan, ValuesPulled
-from gradtide.observe.event_log import EventLog, log_path
+from gradtide.events import BatchDone, BatchStarted, GradientsSynchronised, LinksPlanned, PushBegan, ValuesPulled
+from gradtide.observe.event_log import EventLog, log_path, read_events
+from gradtide.observe.run_facts import read_facts
 from gradtide.observe.trace import write_trace
 from loaded_python import loaded_python
 
@@ -52,6 +53,19 @@ def test_every_push_and_pull_of_a_run_over_servers_is_an_arrow_there_and_back(ov
     marks = [event.name for event in events if isinstance(event, Instant)]
     assert "server-1 has come" in marks
     assert "in the rounds: worker 0, worker 1" in marks
+
+
+def test_a_run_over_servers_tells_what_is_pushed_and_pulled_over_each_link_and_that_it_has_ended(over_servers):
+    sizes = {}
+    for rank in range(2):
+        (planned, *_) = (e for _, e in read_events(log_path(over_servers, rank)) if isinstance(e, LinksPlanned))
+        sizes |= {(source, target): size for source, target, size in planned.loads}
+    names = [(f"worker {rank}", f"server-{number}") for rank in range(2) for number in range(2)]
+    assert set(sizes) == {*names, *(pair[::-1] for pair in names)}
+    assert all(sizes[pair] == sizes[pair[::-1]] > 0 for pair in names)
+    facts = read_facts(over_servers)
+    assert facts.ended_unix_s is not None
+    assert facts.code == 0
 
 
 def test_workers_without_servers_point_at_each_other(tmp_path):

@@ -1,4 +1,5 @@
-"""docs/ray.md, tried from the page: its commands and its program, with this cluster's address and a folder of ours."""
+"""docs/ray.md, tried from the page: its commands and its program, with this cluster's address and a folder of ours. And
+README's line that starts its first example on a cluster."""
 
 import os
 import re
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from ray_cluster import QUIET
+
+from documented_reader import first_program, lines_on_machines
 
 PAGE = (Path(__file__).parents[2] / "docs/ray.md").read_text()
 SCRIPT = "from gradtide import Group\ngroup = Group.from_environment()\nprint(f'{group.rank} of {group.size}')\n"
@@ -45,3 +48,16 @@ def test_the_program_of_the_guide_trains_in_ray_train(cluster, tmp_path):
     done = on_the_head(cluster, f"RAY_ADDRESS={cluster.address} python program.py", tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert re.search(r"Checkpoint\(filesystem=local, path=.*/runs/first/step-00000\d\d0-", done.stdout), done.stdout
+
+
+@pytest.mark.slow
+def test_the_line_of_the_readme_starts_its_first_example_on_two_nodes(cluster, tmp_path):
+    (tmp_path / "train.py").write_text(first_program("README.md"))
+    ((_, command),) = shown = lines_on_machines("README.md", "gradtide run --engine ray")
+    assert lines_on_machines("docs/launch.md", "gradtide run --engine ray") == shown
+    done = on_the_head(cluster, f"RAY_ADDRESS={cluster.address} {command}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"2 workers \(1 on 10\.77\.0\.\d, 1 on 10\.77\.0\.\d\)", done.stdout + done.stderr)
+    last = re.findall(r"^\[([01])\] +5 +(.*)$", done.stdout, re.MULTILINE)
+    assert sorted(rank for rank, _ in last) == ["0", "1"]
+    assert len({epoch for _, epoch in last}) == 1

@@ -35,7 +35,7 @@ def test_workers_on_two_nodes_find_each_other_and_the_first_failure_is_shown_fir
     for rank in range(2):
         assert f"[{rank}] rank {rank} of 2 adds up to [2.0, 2.0, 2.0]; ['--lr', '0.1']" in run.lines
     assert "[1] ValueError: boom" in run.lines
-    assert run.lines[-1].startswith("gradtide: worker 1 failed: ValueError: boom (failing_script.py:")
+    assert run.lines[-1].startswith("gradtide: worker 1 failed with exit code 1: ValueError: boom (failing_script.py:")
     assert nothing_left(pair)
 
 

@@ -146,3 +146,12 @@ def test_upgrade_says_what_a_tenth_more_is_worth():
         "pcie-4gpu", "--size", "1MB", "--upgrade"
     )
     assert json.loads(run("pcie-4gpu", "--size", "1MB", "--upgrade", "--json"))["upgrades"]["gpu-switch"] > 0.05
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["nosuch"], "no topology is called 'nosuch'"), (["pcie-4gpu"], "plan needs either --size, as 160MB, or --sizes")],
+)
+def test_an_unknown_topology_is_named_before_a_size_is_asked_for(words, said):
+    with pytest.raises(GradtideError, match=said):
+        CliRunner().invoke(app, ["plan", *words], catch_exceptions=False)

@@ -1096,6 +1096,44 @@ def one_skips_a_step(around):
     return results(model)
 
 
+def loops_of_different_lengths(around):
+    model = net()
+    wrapped = around.wrap(model, sgd(model))
+    for x, y in batches()[: 4 + around.rank]:
+        functional.cross_entropy(wrapped(x), y).backward()
+        wrapped.step()
+    around.job.group.all_reduce(torch.ones(2))
+
+
+def forgets_backward(around, **options):
+    """All workers do, and then one alone, which may have nothing to learn."""
+    model = net()
+    wrapped = around.wrap(model, sgd(model), **options)
+    for step, (x, y) in enumerate(batches()):
+        loss = functional.cross_entropy(wrapped(x), y)
+        if step != 5 and (step != 4 or around.rank):
+            loss.backward()
+        wrapped.step()
+
+
+def forgets_backward_unshared(around):
+    forgets_backward(around, share_parameters=False)
+
+
+def edits_a_shared_gradient(around):
+    model = net()
+    wrapped = around.wrap(model, sgd(model), share_parameters=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for x, y in batches():
+            functional.cross_entropy(wrapped(x), y).backward()
+            model[0].weight.grad.mul_(0.5)
+            wrapped.step()
+    places = [one.filename for one in caught if "shared no more" in str(one.message)]
+    assert places == ([] if around.rank else [__file__]), places
+    raise gradtide.errors.ConfigError("warned once, of the program's own line")
+
+
 def _leaves_early(around, steps, loop=contextlib.nullcontext):
     model = net()
     wrapped = around.wrap(model, sgd(model))
@@ -1224,6 +1262,10 @@ SPECIAL = {
         two_shards,
         join_around_shard,
         one_skips_a_step,
+        loops_of_different_lengths,
+        forgets_backward,
+        forgets_backward_unshared,
+        edits_a_shared_gradient,
         leaves_early,
         leaves_before_the_last,
         leaves_early_in_join,

@@ -140,9 +140,13 @@ KNOWN = {**programs.PROGRAMS, **programs.SPECIAL, **training.CASES}
 
 def rows():
     """Number, result, and what is named as shown by, of each row."""
-    lines = (ROOT / "docs" / "from-ddp.md").read_text().split("## When to use which")[0].splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if re.match(r"\| \d", line)]
-    return [(int(number), result, re.findall(r"`(\w+)`", shown)) for number, _, _, result, shown in cells]
+    points, shown = (ROOT / "docs" / "from-ddp.md").read_text().split("## The test of each row")
+    tests = {number: re.findall(r"`(\w+)`", names) for number, names in _cells(shown)}
+    return [(int(number), result, tests.pop(number)) for number, _, _, result in _cells(points)]
+
+
+def _cells(text):
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in re.findall(r"^\| \d.*", text, re.M)]
 
 
 def test_every_row_of_the_page_names_tests_that_exist():

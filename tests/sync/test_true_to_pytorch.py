@@ -242,6 +242,10 @@ def test_an_embedding_that_renormalises_itself_is_refused(workers, way):
         ("one_skips_a_step", "a worker took a step that another left out"),
         ("validates_alone", r"rank 0: all_gather of uint8[16] in gradtide.shard, which all workers go over together"),
         ("loads_alone", "in model.edit() or load_state_dict(), which all workers enter together"),
+        ("loops_of_different_lengths", "share out the data with gradtide.shard(...), or train in model.join()"),
+        ("forgets_backward", "step() without a backward: no worker has a gradient since the last step"),
+        ("forgets_backward_unshared", "step() without a backward: no worker has a gradient since the last step"),
+        ("edits_a_shared_gradient", "warned once, of the program's own line"),
     ],
 )
 def test_what_would_part_the_workers_is_refused(workers, program, said):

@@ -166,3 +166,18 @@ def test_a_damaged_matrix_is_refused_with_its_place(old, new, answer):
         read(WORKSTATION.replace(old, new))
     assert answer in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_distances_that_are_of_no_tree_get_a_warning_that_names_the_two_cells():
+    damaged = WORKSTATION.replace("GPU1    PIX      X      PHB", "GPU1    PIX      X      SYS").replace(
+        "GPU2    PHB     PHB ", "GPU2    PHB     SYS "
+    )
+    with pytest.warns(UserWarning, match="topo.txt: GPU1 to GPU2 is SYS, but GPU0 to GPU2 is PHB") as told:
+        read(damaged)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("text", [DGX1, WORKSTATION, UNDERLINED, nvlinks(8, 18)])
+def test_a_matrix_without_a_contradiction_gets_no_warning(text, recwarn):
+    read(text)
+    assert not recwarn.list

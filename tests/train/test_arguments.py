@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gradtide
-from gradtide.errors import ConfigError, OutputError
+from gradtide.errors import ConfigError, DataError, OutputError
 from gradtide.train.arguments import EVALUATE, FIT
 
 X, Y = torch.zeros(8, 3), torch.zeros(8, dtype=torch.long)
@@ -31,9 +31,18 @@ FOREIGN = {
     "fit(model(), (X, Y), lr='0.1')": "lr='0.1'; give a number",
     "fit(model(), (X, Y), callbacks=print)": "callbacks= is a list; say callbacks=[...]",
     "fit(model(), (X, Y), checkpoints='x')": "say checkpoints=gradtide.Checkpoints('x', every=100)",
+    "fit(model(), (X, Y), optimizer='adamw', lr=0.1, betas=(0, 0), weight_decay=0.2)": "there is no betas=; say "
+    "optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.2, betas=(0, 0))",
+    "fit(model(), (X, Y), momentum=0.9)": "say optimizer=lambda parameters: torch.optim.SGD(parameters, momentum=0.9)",
+    "fit(model(), (X, Y), momentum=0.9, optimizer=ADAM)": "nor has torch.optim.Adam such an option: leave it out",
+    "fit(net := model(), (X, Y), nesterov=True, optimizer=ADAM(net.parameters()))": "give it to the Adam that you made",
+    "fit(model(), (X, Y), weight_decay=1, optimizer=lambda p: ADAM(p))": "put it into your optimizer= function",
     "fit(nn.Linear, (X, Y))": "the model is the class Linear; make one: Linear(...)",
     "fit((X, Y), model())": "the model is a tuple; the first argument is a torch.nn.Module, then the data",
     "evaluate(model(), X, y=Y)": "evaluate: there is no y=; data is one argument, behind the model",
+    "evaluate(model(), 3)": "can't read batches from int; pass (inputs, targets) as tensors or arrays, a Dataset",
+    "evaluate(model(), X, num_workers=3)": "it is an argument of a DataLoader; more processes that run",
+    "predict(model(), 'x')": "can't read batches from str; pass inputs as tensors or arrays",
     "evaluate(nn.Linear, (X, Y))": "the model is the class Linear",
     "DataParallel(model(), device_ids=[0])": "DataParallel: there is no device_ids=; move the model to its device",
     "DataParallel(model(), None, 'auto', 3)": "too many arguments without a name",
@@ -51,7 +60,7 @@ FOREIGN = {
 @pytest.mark.quick
 @pytest.mark.parametrize(("call", "line"), FOREIGN.items())
 def test_a_call_as_another_library_has_it_is_refused_with_what_to_write(call, line):
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises((ConfigError, DataError)) as refused:
         eval(f"gradtide.{call}")
     assert line in str(refused.value)
     assert "\n" not in str(refused.value)

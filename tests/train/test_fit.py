@@ -165,7 +165,7 @@ def test_mistakes_are_answered_in_one_clear_line(options, error, message):
     [
         ((X[:5], Y[:4]), "5 inputs and 4 targets"),
         ((X[:0], Y[:0]), "0 inputs"),
-        ("digits", "can't train on str"),
+        ("digits", r"can't read batches from str; pass \(inputs, targets\) as tensors"),
         (DataLoader(TensorDataset(X[:8]), batch_size=4), "pair of tensors"),
         (DataLoader(TensorDataset(X[:8], Y[:8]), batch_size=16, drop_last=True), "no batch"),
     ],

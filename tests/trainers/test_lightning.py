@@ -63,7 +63,7 @@ def test_a_job_that_may_lose_workers_is_refused_in_one_line(tmp_path):
 def test_a_worker_that_fails_ends_the_training_and_is_named(tmp_path):
     done = run(["gradtide", "run", "--workers", 2, HERE / "lightning_runs.py", tmp_path, "failing"])
     assert done.returncode == 1
-    assert "worker 1 failed: ValueError: boom (lightning_runs.py:" in done.stderr
+    assert "worker 1 failed with exit code 1: ValueError: boom (lightning_runs.py:" in done.stderr
     assert re.search(r"worker 0 fell after it: (Torch)?PeerLost", done.stderr)
 
 

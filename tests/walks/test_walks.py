@@ -17,14 +17,15 @@ from role import live
 from gradtide.store.local.roles import Role
 
 HERE = Path(__file__).parent
-WALKS = (HERE.parent.parent / "docs/layout.md").read_text().split("# Three walks")[1].split("# The other ways")[0]
+LAYOUT = (HERE.parent.parent / "docs/layout.md").read_text()
+WALKS = LAYOUT.split("\n## Three walks\n")[1].split("\n## The other ways\n")[0]
 EVERYWHERE = re.findall(r"`([a-z0-9_/]+\.py)`", WALKS.split("## ")[0])
 WAIT_S = 120
 
 
 def documented(heading: str) -> list[str]:
     """The files below a heading, in order."""
-    section = WALKS.split(f"### {heading}\n")[1].split("\n#")[0]
+    section = WALKS.split(f"#### {heading}\n")[1].split("\n#")[0]
     return re.findall(r"`([a-z0-9_/]+\.py)`", section)
 
 

@@ -2,7 +2,10 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
 
 from gradtide.cli.stopping import Signals
 from gradtide.errors import GradtideError
@@ -17,6 +20,7 @@ _INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 def main() -> None:
     """A user's mistake is one line, and exit code 2; so is a signal, and 128 + its number. What a user's code raised is
     shown whole, and then as one line."""
+    warnings.showwarning = _show_warning
     with Signals() as signals:
         try:
             code = _run(sys.argv[1:], signals)
@@ -40,8 +44,7 @@ def _run(words: list[str], signals: Signals) -> int:
         from gradtide.cli.plan.command import plan  # without the other commands and their library, which take 0.2 s
 
         signals.began = True
-        _until_unread(lambda: plan(words[1:]))
-        return 0
+        return _until_unread(lambda: plan(words[1:]))
     if words[:1] == ["--install-completion"] and len(words) == 2:
         from gradtide.cli.shell_completion import install_completion
 
@@ -54,7 +57,7 @@ def _run(words: list[str], signals: Signals) -> int:
 
     signals.began = True
     try:
-        return app(prog_name="gradtide", standalone_mode=False) or 0
+        return _until_unread(lambda: app(prog_name="gradtide", standalone_mode=False))
     except UsageError as error:
         return show_usage_error(error, words)
 
@@ -76,11 +79,32 @@ def show_failure(error: Exception) -> int:
     return 1
 
 
-def _until_unread(command: Callable[[], None]) -> None:
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+    line: str | None = None,
+) -> None:  # fmt: skip
+    """Ours is one line; others' have their usual form."""
+    ours = category is UserWarning and Path(filename).is_relative_to(Path(__file__).parent.parent)
+    shown = f"gradtide: {message}\n" if ours else warnings.formatwarning(message, category, filename, lineno, line)
+    print(shown, end="", file=file or sys.stderr)
+
+
+def _until_unread(command: Callable[[], int | None]) -> int:
     """A reader that has seen enough (`| head`) is no error of ours."""
     try:
-        command()
+        code = command() or 0
         sys.stdout.flush()
     except BrokenPipeError:
+        if not _is_unread():
+            raise  # of something else, as a socket of the user's
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to print has nowhere to go
-        sys.exit(1)
+        return 1
+    return code
+
+
+def _is_unread() -> bool:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False

@@ -104,6 +104,8 @@ def run(
     _say_if_misplaced(target)
     if engine == "ray":
         _run_on_ray(spec, (servers, replicas), of_ray)
+    from gradtide.observe.run_facts import note_end
+
     with contextlib.ExitStack() as stack:
         launcher = stack.enter_context(Launcher(spec))  # loads torch while servers, if any, do the same
         variables = {}
@@ -112,12 +114,15 @@ def run(
 
             store = stack.enter_context(local_servers(servers, replicas=replicas, events=trace))
             variables["GRADTIDE_STORE"] = store.address
+        folder: Path | None = None
         if dashboard or trace is not None:
             title = " ".join([script, *(arguments or ())])
             folder = stack.enter_context(_events_folder(variables, title, spec, servers, trace))
-        if dashboard:
+        if dashboard and folder is not None:
             stack.enter_context(dashboard_beside(True, folder, variables.get("GRADTIDE_STORE", "")))
         code = launcher.run(variables)
+        if folder is not None:
+            note_end(folder, code)
         if servers and not code:
             _say_if_unused(store.address, script)
     if trace is not None:

@@ -7,8 +7,9 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-__all__ = ["BOLD", "DIM", "GREEN", "print_table", "styled", "table_lines"]
+__all__ = ["BOLD", "DIM", "GREEN", "print_table", "styled", "table_lines", "tell_written"]
 
 BOLD, GREEN, DIM, PLAIN = "\x1b[1m", "\x1b[1;32m", "\x1b[2m", "\x1b[0m"
 GAP = "  "
@@ -61,3 +62,9 @@ def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) ->
 def styled(style: str, text: str) -> str:
     """The text in that style, if it goes to a terminal."""
     return f"{style}{text}{PLAIN}" if sys.stdout.isatty() else text
+
+
+def tell_written(*paths: Path | None, as_data: bool = False) -> None:
+    """Says which files there are now; beside data that a program reads, where it is not in the way."""
+    if written := [str(path) for path in paths if path is not None]:
+        print(f"written: {', '.join(written)}", file=sys.stderr if as_data else sys.stdout)

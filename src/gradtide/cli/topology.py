@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradtide.cli.help import Commands
-from gradtide.cli.table import print_table
+from gradtide.cli.table import print_table, tell_written
 
 if TYPE_CHECKING:
     from gradtide.topology.model import Topology
@@ -78,6 +78,7 @@ def show(
         _print_kinds(topology)
     else:
         _print_topology(topology)
+    tell_written(draw, as_data=toml or as_json)
 
 
 @app.command()

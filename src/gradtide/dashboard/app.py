@@ -75,7 +75,11 @@ async def _news(feed: Feed) -> AsyncIterator[str]:
     with feed.reading() as reader:
         yield "retry: 1000\n\n"
         quiet_s = 0.0
-        while not feed.is_ending():
+        while True:
+            if feed.is_ending():
+                await asyncio.sleep(0)  # after which all that was told before is in the queue
+                if reader.queue.empty():
+                    return
             try:
                 message, quiet_s = await asyncio.wait_for(reader.queue.get(), _LOOK_S), 0.0
             except TimeoutError:

@@ -5,7 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from gradtide.dashboard.picture import Picture
@@ -24,6 +24,7 @@ _LOOK_S = 0.25
 _QUEUED = 64  # messages that a reader may be behind; then it begins anew
 _HAPPENED = 200
 _LASTING_S = 1.0
+_FINISH_S = 2.0
 MOST_READERS = 32
 
 
@@ -71,9 +72,19 @@ class Feed:
     def _view(self) -> RunView | None:
         return self._run.view if self._run is not None else None
 
+    def _has_ended(self) -> bool:
+        return self._view is not None and self._view.ended is not None
+
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
+
+    def finish(self) -> None:
+        """The run is over, as far as whoever started us knows: readers hear of its last steps, and of its end."""
+        deadline_s = time.monotonic() + _FINISH_S
+        with suppress(GradtideError, OSError, ValueError):
+            while self._look_at_run() and time.monotonic() < deadline_s:
+                pass
 
     def close(self) -> None:
         self._over.set()
@@ -141,7 +152,7 @@ class Feed:
             return False
         with self._lock:
             more = self._run.poll()
-            if self._store is None and self._run.store:
+            if self._store is None and self._run.store and not self._has_ended():
                 self._store = StoreSource(self._run.store, self._credentials)
             self._say_what_is_awaited()
             if not more:
@@ -161,16 +172,20 @@ class Feed:
 
     def _find_awaited(self) -> str:
         """From whom something is yet to be heard, before anything is known of a store."""
+        if self._has_ended():
+            return "ended" if self._run is not None and self._run.store else "nothing"
         if self._store is not None:
             return "store"
         return "run" if self._run is not None and self._run.may_have_store else "nothing"
 
     def _look_at_store(self) -> bool:
         source = self._store
-        if source is None:
+        if source is None or self._has_ended():  # its store ends with a run, and what was seen of it stays
             return False
         status, new = source.ask(), list[dict[str, Any]]()
         with self._lock:
+            if self._has_ended():  # while it was asked
+                return False
             if isinstance(status, str):
                 self._status, seen = None, unreachable(source.address, status)
             else:

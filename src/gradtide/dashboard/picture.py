@@ -62,5 +62,5 @@ def _draw(loads: Mapping[Pair, float]) -> bytes:
 
     with tempfile.TemporaryDirectory(prefix="gradtide-picture-") as folder:
         path = Path(folder) / "topology.svg"
-        draw_topology(topology_of(loads), path, loads, title="bytes sent so far", rated=False)
+        draw_topology(topology_of(loads), path, loads, title="bytes sent and pulled", rated=False)
         return path.read_bytes()

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradtide.dashboard.series import Series
 from gradtide.dashboard.worker_view import WorkerView
@@ -11,9 +11,16 @@ from gradtide.observe.describe import describe
 from gradtide.observe.figures import MetricFigures
 from gradtide.observe.meter import PHASES, Timed
 
-__all__ = ["RunView"]
+__all__ = ["RunEnd", "RunView"]
 
 _KEPT = 200  # happenings
+
+
+class RunEnd(NamedTuple):
+    """That a run is over."""
+
+    unix_s: float | None  # None: nobody has said when
+    code: int
 
 
 class RunView:
@@ -25,8 +32,11 @@ class RunView:
         self.series = Series()
         self.began_s: float | None = None
         self.began_unix_s: float | None = None
+        self.ended: RunEnd | None = None
+        self._line_s = 0.0
         self._happened: deque[dict[str, Any]] = deque(maxlen=_KEPT)
         self._new: list[dict[str, Any]] = []
+        self._told_ended: RunEnd | None = None
 
     def note(self, rank: int, events: list[Timed], unix_offset_s: float) -> None:
         """Events of a worker; `unix_offset_s` brings its clock to that of the wall."""
@@ -38,20 +48,32 @@ class RunView:
         for timed in events:
             if isinstance(timed.event, BatchDone):
                 self.series.unit = "samples/s"
-                self.series.add(timed.at_s - self.began_s, timed.event.samples, timed.event.loss)
+                self._note_step(worker, timed.at_s, timed.event.samples, timed.event.loss)
             elif isinstance(timed.event, BatchStarted) and worker.stepped_s is not None:  # a loop of the user's own
                 self.series.unit = "steps/s"
-                self.series.add(worker.stepped_s - self.began_s, 1)
+                self._note_step(worker, worker.stepped_s, 1)
             worker.note(timed)
             told = describe(timed.event)
             if told is not None and (rank == 0 or not isinstance(timed.event, EpochDone | LinksPlanned)):
                 self._note(timed.at_s + unix_offset_s, f"worker {rank}", *told)
 
+    def _note_step(self, worker: WorkerView, at_s: float, samples: int, loss: float | None = None) -> None:
+        assert self.began_s is not None
+        started_s = at_s if worker.started_s is None else worker.started_s
+        before_s, worker.done_s = worker.done_s, at_s
+        step_s = at_s - (started_s if before_s is None else before_s)
+        self.series.add(at_s - self.began_s, samples, loss, took_s=at_s - started_s, step_s=step_s)
+
     def note_line(self, line: dict[str, Any]) -> None:
         """A line of metrics.jsonl: of a run of one process, whose events nobody has written down."""
         if line.get("kind") == "batch" and line.get("loss") is not None:
+            self.ended = None  # that was the run before
             self.series.unit = "steps/s"
-            self.series.add(line["seconds"], 1, line["loss"])
+            took_s = max(0.0, line["seconds"] - self._line_s)  # of the next run in that file it begins anew
+            self.series.add(line["seconds"], 1, line["loss"], took_s=took_s, step_s=took_s)
+            self._line_s = line["seconds"]
+        elif line.get("kind") == "summary":
+            self.ended = RunEnd(None, 0)
 
     def _note(self, unix_s: float, who: str, kind: str, text: str) -> None:
         entry = {"unix_s": round(unix_s, 3), "who": who, "kind": kind, "text": text}
@@ -111,7 +133,8 @@ class RunView:
         happened, self._new = self._new, []
         found: dict[str, Any] = {"spans": {rank: new for rank, new in spans.items() if new}, "happened": happened}
         series = self.series.delta()
-        if series is None and not found["spans"] and not happened:
+        told, self._told_ended = self._told_ended, self.ended
+        if series is None and not found["spans"] and not happened and told == self.ended:
             return {}
         return self._totals() | {name: value for name, value in (found | {"series": series}).items() if value}
 
@@ -119,6 +142,7 @@ class RunView:
         return {
             "title": self.title,  # which is not known before the run says it
             "began_unix_s": self.began_unix_s,
+            "ended": self.ended,
             "workers": [worker.row() for _, worker in sorted(self.workers.items())],
             "links": [[*pair, size] for pair, size in sorted(self.link_bytes().items())],
             "staleness": sorted(self.staleness().items()),

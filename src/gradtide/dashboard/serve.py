@@ -53,6 +53,7 @@ def serve(
         feed.is_ending = lambda: bool(server.should_exit)
 
         def stop() -> None:
+            feed.finish()
             server.should_exit = True
 
         watch(stop)

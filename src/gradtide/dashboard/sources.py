@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gradtide.dashboard.run_view import RunView
+from gradtide.dashboard.run_view import RunEnd, RunView
 from gradtide.errors import GradtideError
 from gradtide.events import ClockAligned
 from gradtide.observe.clocks import Alignment
@@ -32,7 +33,7 @@ class RunSource:
         self.folder = folder
         self.view = RunView(folder.name)
         self.store = ""  # the address of its store, once it is known
-        self._knows_facts = False
+        self._knows_facts, self._facts_at = False, 0  # and of which change they are
         self._began = False  # whether anything was read of it
         self._readers: dict[int, LogReader] = {}
         self._offsets: dict[int, float] = {}
@@ -80,9 +81,12 @@ class RunSource:
         return self._alignment.of(str(rank))
 
     def _read_facts(self) -> None:
-        if not self._knows_facts and (facts := read_facts(self.folder)) is not None:
-            self._knows_facts, self.store = True, facts.store
-            self.view.title = facts.title
+        with suppress(FileNotFoundError):
+            changed = (self.folder / "run.json").stat().st_mtime_ns
+            if changed != self._facts_at and (facts := read_facts(self.folder)) is not None:
+                self._knows_facts, self._facts_at, self.store = True, changed, facts.store
+                self.view.title = facts.title
+                self.view.ended = None if facts.ended_unix_s is None else RunEnd(facts.ended_unix_s, facts.code)
 
 
 class _Lines:

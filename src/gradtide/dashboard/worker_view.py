@@ -31,6 +31,8 @@ class WorkerView:
         self.planned: LinksPlanned | None = None
         self.last: BatchDone | None = None
         self.stepped_s: float | None = None  # its last step, if it does not say that a batch is done
+        self.started_s: float | None = None  # the step that it is in
+        self.done_s: float | None = None  # the last step that counts
         self._own_steps = 0
         self._meter = Meter()
         self._spans: deque[list[float]] = deque(maxlen=_KEPT)
@@ -58,6 +60,8 @@ class WorkerView:
             self.stepped_s = timed.at_s if self.last is None else None
         elif isinstance(timed.event, BatchDone | BatchStarted):
             self.stepped_s = None
+        if isinstance(timed.event, BatchStarted):
+            self.started_s = timed.at_s
 
     def _note_event(self, event: Event) -> None:
         match event:

@@ -1,6 +1,7 @@
 """Where the parts of a cluster's picture go: a machine of each kind, and a few switches of each tier above them."""
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gradtide.draw.layout import GAP, Box, box_width
@@ -99,12 +100,11 @@ def _tiers(
         near[link.target].add(link.source)
     rows: list[tuple[Tier, float]] = []
     dots: list[tuple[float, float]] = []
-    for at, tier in enumerate(tiers_of(topology)):
+    tiers = tiers_of(topology)
+    for at, (tier, shown) in enumerate(zip(tiers, _shown_of_all(tiers, near, set(boxes)), strict=True)):
         y = 0.17 + FRAME + TIER * (at + 1)
         rows.append((tier, y))
-        shown = _shown(tier, near, set(boxes), NEAREST if at == 0 else FURTHER)
-        hidden = len(tier.nodes) > len(shown)
-        slots: list[str] = [*shown[:-1], "", shown[-1]] if hidden else shown
+        slots = [*shown] if len(shown) == len(tier.nodes) else [*shown[:-1], "", shown[-1]]
         widths = [box_width(name) if name else 0.5 for name in slots]
         step = max(width / len(slots), max(widths) + GAP)
         start = width / 2 - step * (len(slots) - 1) / 2
@@ -117,7 +117,17 @@ def _tiers(
     return rows, dots
 
 
-def _shown(tier: Tier, near: dict[str, set[str]], drawn: set[str], most: int) -> list[str]:
+def _shown_of_all(tiers: Sequence[Tier], near: Mapping[str, set[str]], boxes: set[str]) -> list[list[str]]:
+    """Of each tier those that are drawn; what is wired to nothing that is drawn is not."""
+    drawn = set(boxes)
+    for at, tier in enumerate(tiers):
+        drawn |= set(_shown(tier, near, drawn, NEAREST if at == 0 or len(tier.nodes) <= NEAREST else FURTHER))
+    while alone := {name for name in drawn - boxes if not near[name] & drawn}:
+        drawn -= alone
+    return [[name for name in tier.nodes if name in drawn] for tier in tiers]
+
+
+def _shown(tier: Tier, near: Mapping[str, set[str]], drawn: set[str], most: int) -> list[str]:
     if len(tier.nodes) <= most:
         return list(tier.nodes)
     wired = [name for name in tier.nodes if near[name] & drawn][: most - 1]

@@ -29,6 +29,8 @@ def lines_of(
         level = layout.tiered and boxes[a].y == boxes[b].y
         if level and ((a in devices and b in devices) or home.get(a) != home.get(b)):
             lines[a, b] = _arc(boxes[a], boxes[b], others, boxes[a].y >= middle)
+        elif layout.loops and any(_is_between(box, boxes[a], boxes[b]) for box in others):
+            lines[a, b] = _loop(boxes[a], boxes[b])
         else:
             lines[a, b] = between(boxes[a], boxes[b], others, layout.tiered, layout.core)
     return lines
@@ -65,6 +67,28 @@ def _arc(a: Box, b: Box, others: Collection[Box], up: bool) -> Points:
         if not _hits(curve, corners):
             break
     return curve if left is a else curve[::-1]
+
+
+def _is_between(box: Box, a: Box, b: Box) -> bool:
+    """Whether it stands in the way of two boxes of its row or column."""
+    row, column = a.y == b.y == box.y, a.x == b.x == box.x
+    return (row and min(a.x, b.x) < box.x < max(a.x, b.x)) or (column and min(a.y, b.y) < box.y < max(a.y, b.y))
+
+
+def _loop(a: Box, b: Box) -> Points:
+    """From one end of a row to the other, above what is in between; of a column, on its right, around all of it."""
+    flat = a.y == b.y
+    first, last = (a, b) if (a.x, -a.y) < (b.x, -b.y) else (b, a)
+    along = np.array([1.0, 0.0]) if flat else np.array([0.0, -1.0])
+    aside = np.array([0.0, 1.0]) if flat else np.array([1.0, 0.0])
+    edge, inset = (a.height / 2, 0.28 * a.width) if flat else (a.width / 2, -0.34 * a.height)
+    start = np.array([first.x, first.y]) + edge * aside + inset * along
+    end = np.array([last.x, last.y]) + edge * aside - inset * along
+    out, turn = 0.55 * a.height * aside, 0.65 * a.height * along
+    rise = _cubic(start, start + out, start + out, start + out + turn)
+    fall = _cubic(end + out - turn, end + out, end + out, end)
+    loop = np.concatenate([rise, fall])
+    return loop if first is a else loop[::-1]
 
 
 def _ports(a: Box, b: Box) -> tuple[tuple[float, float], tuple[float, float]]:

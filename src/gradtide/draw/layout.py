@@ -4,6 +4,7 @@ Several machines are always tiers, side by side: wires between two devices of a 
 """
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from gradtide.topology.model import Node, NodeKind, Topology
 __all__ = ["GAP", "Box", "NodeLayout", "box_width", "lay_out"]
 
 HEIGHT = 0.34  # of a box
+GRID_HEIGHT = 0.44  # of one from whose sides loops leave, too
 GAP = 0.16  # between boxes that stand side by side
 WIDEST = 14.0  # a row of devices; beyond that text gets too small on a slide
 TIER = 1.15  # from one tier to the next
@@ -39,6 +41,7 @@ class NodeLayout:
     machines: dict[str, tuple[str, ...]]
     tiered: bool  # links go from the bottom of a box to the top of another, not from middle to middle
     core: float = 0.0  # the radius of a circle that links between boxes outside of it should go around
+    loops: bool = False  # a grid: links between the ends of a row or column go beside what stands in between
 
 
 def lay_out(topology: Topology) -> NodeLayout:
@@ -53,8 +56,10 @@ def lay_out(topology: Topology) -> NodeLayout:
     others = [node.name for node in topology.nodes if node.kind is not NodeKind.DEVICE]
     meshed = any(graph[name] & set(devices) for name in devices)
     core, hub, tiered = 0.0, 0.0, False
-    centre = _centre(devices, graph)
-    if not others and centre:
+    centre, grid = _centre(devices, graph), _grid(topology, max(widths.values()))
+    if grid:
+        places = grid
+    elif not others and centre:
         places = _circle([name for name in devices if name != centre], max(*widths.values(), 1.1)) | {
             centre: (0.0, 0.0)
         }
@@ -70,16 +75,40 @@ def lay_out(topology: Topology) -> NodeLayout:
     else:
         tiered, places = True, _two_storeys(topology, graph, widths)
         widths |= _bars(others, graph, places, widths)
-    boxes = {name: Box(x, y, widths[name], texts[name]) for name, (x, y) in places.items()}
+    tall = GRID_HEIGHT if grid else HEIGHT
+    boxes = {name: Box(x, y, widths[name], texts[name], tall) for name, (x, y) in places.items()}
     if hub:
         boxes[others[0]] = replace(boxes[others[0]], height=max(HEIGHT, hub))
-    return NodeLayout(boxes, machines, tiered, core)
+    return NodeLayout(boxes, machines, tiered, core, bool(grid))
 
 
 def _centre(devices: list[str], graph: Graph) -> str:
     """The device that all others are wired to and to nobody else, if there is one and they are many."""
     hub = next((name for name in devices if len(graph[name]) == len(devices) - 1), "")
     return hub if len(devices) > 3 and all(graph[name] == {hub} for name in devices if name != hub) else ""
+
+
+def _grid(topology: Topology, width: float) -> dict[str, tuple[float, float]]:
+    """Devices whose names end in their places (gpu1-0, gpu1-0-3), if all links are between neighbours along an axis.
+
+    Rows and columns are the last two axes; a first of three goes into the depth."""
+    found = {node.name: re.fullmatch(r"\D*(\d+(?:-\d+){1,2})", node.name) for node in topology.nodes}
+    at = {name: tuple(map(int, match[1].split("-"))) for name, match in found.items() if match}
+    if len(at) < len(found) or len({len(place) for place in at.values()}) > 1 or len(set(at.values())) < len(at):
+        return {}
+    sides = [max(places) + 1 for places in zip(*at.values(), strict=True)]
+    for link in topology.links:
+        ends = zip(at[link.source], at[link.target], sides, strict=True)
+        steps = [(abs(a - b), side - 1) for a, b, side in ends if a != b]
+        if len(steps) != 1 or steps[0][0] not in (1, steps[0][1]):
+            return {}
+    deep = sides[0] if len(sides) == 3 else 1
+    across, down = deep * (width + GAP) + 0.6, max(1.15, deep * (HEIGHT + 0.18) + 0.5)
+    shift = (width + GAP, HEIGHT + 0.18) if deep > 1 else (0.0, 0.0)
+    return {
+        name: (place[-1] * across + place[0] * shift[0], -place[-2] * down + place[0] * shift[1])
+        for name, place in at.items()
+    }
 
 
 def box_width(text: str) -> float:

@@ -1,6 +1,8 @@
-"""Writes a figure to a file."""
+"""Writes a figure to a file; an SVG has a dark form, which whoever shows it takes where the page is dark."""
 
+import colorsys
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["check_path", "save"]
 
 KINDS = (".svg", ".png", ".pdf")
+PAPER, INK = 0.1, 0.93  # the lightness of what is white and of what is black, on a dark page
+FILLS = 0.68  # what is lighter is a fill, which gets dark
+LINES = 0.58  # what is not is a line or text, which is at least as light
 MOST_PIXELS = 16_000  # of a side; many viewers refuse more
 
 
@@ -42,5 +47,30 @@ def save(figure: "Figure", path: Path) -> None:
             figure.savefig(
                 path, dpi=min(150, MOST_PIXELS / max(figure.get_size_inches())), facecolor="white", metadata=date
             )
+        if path.suffix.lower() == ".svg":
+            path.write_text(_with_dark_form(path.read_text(encoding="utf-8")), encoding="utf-8")
     except OSError as error:
         raise OutputError(f"can't draw to {path}: {error.strerror}; name another file") from None
+
+
+def _with_dark_form(svg: str) -> str:
+    """Every colour has a dark one beside it: what does not know the question shows the light ones."""
+    used = dict.fromkeys(re.findall(r"(fill|stroke): (#[0-9a-f]{6})", svg))
+    rules = "".join(f'[style*="{what}: {colour}"]{{{what}:{_in_the_dark(colour)}!important}}' for what, colour in used)
+    dark = f"@media (prefers-color-scheme: dark){{svg{{fill:{_in_the_dark('#000000')}}}{rules}}}"
+    return svg.replace("</style>", f"{dark}</style>", 1)
+
+
+def _in_the_dark(colour: str) -> str:
+    """The same hue, as far from black as it was from white; lines a little farther.
+
+    >>> _in_the_dark("#ffffff"), _in_the_dark("#000000")
+    ('#17191c', '#ebedef')
+    """
+    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    hue, light, strong = colorsys.rgb_to_hls(red, green, blue)
+    if strong < 0.01 or light in (0.0, 1.0):  # greys get a little of the blue that dark pages have
+        hue, strong = 0.6, 0.1
+    dark = INK + (PAPER - INK) * light
+    parts = colorsys.hls_to_rgb(hue, dark if light > FILLS else max(dark, LINES), strong)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in parts)

@@ -33,6 +33,7 @@ ROW, TALL, STRIP = 0.62, 0.68, 0.16  # inches a row; of it, what computing takes
 WIDTH, LEFT, RIGHT, TOP = 11.0, 1.15, 0.95, 1.0  # inches
 MOST_ROWS, MOST_ARROWS, MOST_BARS = 64, 400, 20_000
 LETTER = 0.075  # inches of a letter of 8 points
+COLUMNS = 5  # of the legend
 
 
 class Bar(NamedTuple):
@@ -75,7 +76,7 @@ def draw_bars(
         raise OutputError(f"{text}; write a timeline, or draw a smaller step")
     seconds = max((bar.end_s for bar in bars), default=0.0) or 1.0
     legend = _legend(bars, bool(arrows) and len(arrows) <= MOST_ARROWS)
-    bottom = 0.5 + 0.24 * -(-len(legend) // 6)
+    bottom = 0.5 + 0.24 * -(-len(legend) // COLUMNS)
     height = TOP + ROW * len(rows) + bottom
     figure = Figure(figsize=(WIDTH, height))
     spot = (LEFT / WIDTH, bottom / height, (WIDTH - LEFT - RIGHT) / WIDTH, ROW * len(rows) / height)
@@ -161,6 +162,9 @@ def _legend(bars: Sequence[Bar], arrows: bool) -> list[tuple[str, Any]]:
     if halves:
         found.append(("backward: weights", Patch(fc="#666666", hatch=HATCH["weights"], ec="white")))
     found += [(NAMES[kind], Patch(fc=PLAIN[kind])) for kind in PLAIN if kind in kinds]
+    if any(bar.label for bar in bars):
+        number = Line2D([], [], color="black", lw=0, marker="$2$", markersize=5.5, markeredgewidth=0.4)
+        found.append(("number of the micro-batch, from 0", number))
     if arrows:
         found.append(("message", Line2D([], [], color="#222222", lw=0.9, marker=">", markevery=[1], markersize=3)))
     return found
@@ -178,7 +182,7 @@ def _draw_words(figure: "Figure", title: str, note: str, legend: Sequence[tuple[
         loc="lower left",
         bbox_to_anchor=(LEFT / WIDTH, 0.08 / height),
         borderaxespad=0,
-        ncols=6,
+        ncols=COLUMNS,
         fontsize=8.5,
         frameon=False,
         handlelength=2.2,

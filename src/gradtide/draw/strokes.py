@@ -10,11 +10,12 @@ from gradtide.topology.model import NodeKind, Topology
 from gradtide.topology.units import format_bytes_per_s, format_seconds
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = [
     "EDGE", "FILL", "TYPE", "Pair", "Stroke", "busiest_text", "busy_seconds", "by_bandwidth", "by_traffic",
-    "draw_legend", "kind_handles", "pair_rates",
+    "draw_arrow", "draw_legend", "kind_handles", "pair_rates",
 ]  # fmt: skip
 
 Pair = tuple[str, str]
@@ -104,15 +105,34 @@ def kind_handles(topology: Topology) -> list[Any]:
     return [Patch(facecolor=FILL[k], edgecolor=EDGE[k], label=KIND[k]) for k in NodeKind if k in there]
 
 
-def draw_legend(figure: "Figure", caption: str, kinds: list[Any], links: list[tuple[str, str, float]]) -> None:
-    """What colours and widths mean, and below that the kinds of nodes."""
+def draw_arrow(axes: "Axes", points: Any, stroke: Stroke) -> None:
+    """A line with a head at its end; the head is part of the length, so that it touches the box and no more."""
+    import numpy as np
+
+    head = (4.0 + 1.5 * stroke.points) / 72
+    left = np.hypot(*(points - points[-1]).T)
+    body = points[: max(2, int(np.sum(left > head * 0.9)))]
+    base = points[np.argmin(np.abs(left - head))]
+    along = (points[-1] - base) / max(np.hypot(*(points[-1] - base)), 1e-9)
+    side = np.array([-along[1], along[0]]) * head * 0.42
+    tip = points[-1]
+    order = 1 + stroke.points / 10
+    axes.plot(body[:, 0], body[:, 1], color=stroke.colour, lw=stroke.points, solid_capstyle="butt", zorder=order)
+    corners = [tip, tip - along * head + side, tip - along * head - side]
+    axes.fill([c[0] for c in corners], [c[1] for c in corners], color=stroke.colour, lw=0, zorder=order)
+
+
+def draw_legend(
+    figure: "Figure", caption: str, kinds: list[Any], links: list[tuple[str, str, float]], low: float = 0.0
+) -> None:
+    """What colours and widths mean, and below that the kinds of nodes, `low` inches above the bottom."""
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=colour, lw=points, label=text) for text, colour, points in links]
     height, font = figure.get_figheight(), {"family": TYPE, "size": 9}
-    figure.text(0.5, 0.84 / height, caption, ha="center", va="center", fontsize=9, family=TYPE, style="italic")
+    figure.text(0.5, (low + 0.84) / height, caption, ha="center", va="center", fontsize=9, family=TYPE, style="italic")
     for handles, y in ((kinds, 0.14), (lines, 0.44)):
         figure.legend(
-            handles=handles, loc="lower center", bbox_to_anchor=(0.5, y / height), ncols=max(len(handles), 1),
+            handles=handles, loc="lower center", bbox_to_anchor=(0.5, (low + y) / height), ncols=max(len(handles), 1),
             frameon=False, handlelength=1.9, columnspacing=1.3, borderpad=0.1, prop=font,
         )  # fmt: skip

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from gradtide.draw.cluster import draw_cluster
 from gradtide.draw.curves import Points, lines_of, shifted
 from gradtide.draw.layout import Box, NodeLayout, lay_out
+from gradtide.draw.rings_and_trees import Panels, RingOrTree, strands_of
 from gradtide.draw.save import save
+from gradtide.draw.sizes import colour_of
 from gradtide.draw.strokes import (
     EDGE,
     FILL,
@@ -19,6 +21,7 @@ from gradtide.draw.strokes import (
     busy_seconds,
     by_bandwidth,
     by_traffic,
+    draw_arrow,
     draw_legend,
     kind_handles,
     pair_rates,
@@ -45,14 +48,16 @@ def draw_topology(
     note: str = "",
     *,
     rated: bool = True,
+    ways: Sequence[RingOrTree] = (),
 ) -> None:
     """Draws the topology to an .svg, .png or .pdf file.
 
     `loads` gives the bytes that go from a node to its neighbour; links are then coloured by how long they are busy
     (bytes / bandwidth) compared with the busiest, which is named. Without it, links are coloured by bandwidth.
     Where bandwidths are not known (`rated=False`, all alike) bytes are compared, and no time is named.
-    `title` stands on top (the topology's name where it is empty), `note` below it. Of a large cluster a machine of
-    each kind is drawn whole, some switches of each tier, and how many there are of each.
+    `title` stands on top (the topology's name where it is empty), `note` below it. `ways` are the rings or trees of
+    which the traffic is made: each has a colour and a small picture of its own below. Of a large cluster a machine of
+    each kind is drawn whole, some switches of each tier, and how many there are of each, and no ways.
     """
     require("plot", "drawing")
     rates = pair_rates(topology)
@@ -75,12 +80,22 @@ def draw_topology(
     layout = lay_out(topology)
     devices = {node.name for node in topology.nodes if node.kind is NodeKind.DEVICE}
     curves = lines_of(layout, _neighbours(strokes), devices)
-    figure, axes = _canvas(layout, list(curves.values()), title or topology.name, lines)
+    figure, axes, panels = _canvas(layout, list(curves.values()), title or topology.name, lines, (ways, topology))
+    strands = strands_of(ways)
+    if strands:
+        caption, legend = _legend_of(ways)
     _draw_machines(axes, layout, curves)
-    _draw_links(axes, curves, strokes, one_line=loads is None)
+    _draw_links(axes, curves, strokes, strands, one_line=loads is None)
     _draw_nodes(axes, layout, topology)
-    draw_legend(figure, caption, kind_handles(topology), legend)
+    draw_legend(figure, caption, kind_handles(topology), legend, panels.height)
+    panels.draw(figure)
     save(figure, path)
+
+
+def _legend_of(ways: Sequence[RingOrTree]) -> tuple[str, list[tuple[str, str, float]]]:
+    return "an arrow has the colours of what goes over it", [
+        (way.name, colour_of(number), 2.2) for number, way in enumerate(ways)
+    ]
 
 
 def is_cluster(topology: Topology) -> bool:
@@ -105,8 +120,14 @@ def _neighbourhood(topology: Topology) -> tuple[Topology, str]:
     return replace(topology, nodes=nodes, links=links), text
 
 
-def _canvas(layout: NodeLayout, curves: Sequence[Points], title: str, lines: Sequence[str]) -> tuple["Figure", "Axes"]:
-    """A figure whose axes are inches, with room for a title above and a legend below."""
+def _canvas(
+    layout: NodeLayout,
+    curves: Sequence[Points],
+    title: str,
+    lines: Sequence[str],
+    ways: tuple[Sequence[RingOrTree], Topology],
+) -> tuple["Figure", "Axes", Panels]:
+    """A figure whose axes are inches, with room for a title above, and a legend and panels below."""
     from matplotlib.figure import Figure
 
     boxes = layout.boxes.values()
@@ -117,15 +138,17 @@ def _canvas(layout: NodeLayout, curves: Sequence[Points], title: str, lines: Seq
     middle, width = (left + right) / 2, max(right - left + 1.0, 7.4)
     frames = 0.3 if layout.machines else 0.0
     low, high = bottom - 1.35 - frames, top + 0.3 + frames + 0.55 + 0.27 * len(lines)
-    figure = Figure(figsize=(width, high - low))
-    axes = figure.add_axes((0, 0, 1, 1))
+    panels = Panels(*ways, width)
+    width, height = max(width, panels.width), high - low + panels.height
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0, panels.height / height, 1, 1 - panels.height / height))
     axes.set_xlim(middle - width / 2, middle + width / 2)
     axes.set_ylim(low, high)
     axes.axis("off")
     axes.text(middle, high - 0.34, title, ha="center", va="center", fontsize=14, fontweight="bold", family=TYPE)
     for i, line in enumerate(lines):
         axes.text(middle, high - 0.68 - 0.27 * i, line, ha="center", va="center", fontsize=10.5, family=TYPE)
-    return figure, axes
+    return figure, axes, panels
 
 
 def _draw_machines(axes: "Axes", layout: NodeLayout, curves: Mapping[Pair, Points]) -> None:
@@ -149,16 +172,25 @@ def _draw_machines(axes: "Axes", layout: NodeLayout, curves: Mapping[Pair, Point
         axes.text((left + right) / 2, outside, machine, ha="center", va="center", **text)
 
 
-def _draw_links(axes: "Axes", curves: Mapping[Pair, Points], strokes: Mapping[Pair, Stroke], one_line: bool) -> None:
+def _draw_links(
+    axes: "Axes",
+    curves: Mapping[Pair, Points],
+    strokes: Mapping[Pair, Stroke],
+    strands: Mapping[Pair, tuple[str, ...]],
+    one_line: bool,
+) -> None:
     for (a, b), line in curves.items():
         there, back = strokes.get((a, b)), strokes.get((b, a))
         if one_line and there == back and there:
             axes.plot(line[:, 0], line[:, 1], color=there.colour, lw=there.points, solid_capstyle="butt", zorder=1)
             continue
-        for stroke, points in ((there, line), (back, line[::-1])):
-            if stroke:
+        for pair, stroke, points in (((a, b), there, line), ((b, a), back, line[::-1])):
+            if pair in strands:
+                for at, colour in enumerate(strands[pair]):
+                    draw_arrow(axes, shifted(points, (2.0 + 3.6 * at) / 72), Stroke(colour, 2.2))
+            elif stroke:
                 aside = (max(there.points if there else 0, back.points if back else 0) / 2 + 0.9) / 72
-                _draw_arrow(axes, shifted(points, aside), stroke)
+                draw_arrow(axes, shifted(points, aside), stroke)
 
 
 def _neighbours(strokes: Mapping[Pair, Stroke]) -> Iterator[Pair]:
@@ -169,23 +201,6 @@ def _neighbours(strokes: Mapping[Pair, Stroke]) -> Iterator[Pair]:
             seen[a, b] = None
     # A pair is drawn when its busier direction comes.
     yield from sorted(seen, key=lambda p: max(strokes[p].points, strokes.get((p[1], p[0]), strokes[p]).points))
-
-
-def _draw_arrow(axes: "Axes", points: Any, stroke: Stroke) -> None:
-    """A line with a head at its end; the head is part of the length, so that it touches the box and no more."""
-    import numpy as np
-
-    head = (4.0 + 1.5 * stroke.points) / 72
-    left = np.hypot(*(points - points[-1]).T)
-    body = points[: max(2, int(np.sum(left > head * 0.9)))]
-    base = points[np.argmin(np.abs(left - head))]
-    along = (points[-1] - base) / max(np.hypot(*(points[-1] - base)), 1e-9)
-    side = np.array([-along[1], along[0]]) * head * 0.42
-    tip = points[-1]
-    order = 1 + stroke.points / 10
-    axes.plot(body[:, 0], body[:, 1], color=stroke.colour, lw=stroke.points, solid_capstyle="butt", zorder=order)
-    corners = [tip, tip - along * head + side, tip - along * head - side]
-    axes.fill([c[0] for c in corners], [c[1] for c in corners], color=stroke.colour, lw=0, zorder=order)
 
 
 def _draw_nodes(axes: "Axes", layout: NodeLayout, topology: Topology) -> None:

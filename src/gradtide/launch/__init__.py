@@ -1,4 +1,4 @@
-"""Starts a job's processes, on this machine (`gradtide run`) or on several.
+"""Starts a job's processes, on this machine (`gradtide run`, `gradtide.launch`) or on several.
 
 target.py      what workers run: a script or a module
 spec.py        what a job is to be, and what each worker finds around it
@@ -18,8 +18,24 @@ forkserver.py  a process with torch loaded that makes workers
 worker.py      a worker's life: it becomes what `python script.py` would be
 """
 
-from gradtide.launch.launcher import Launcher
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from gradtide.launch.launcher import Launcher, launch
 from gradtide.launch.spec import Spec, check_spec
 from gradtide.launch.target import Target, check_target
 
 __all__ = ["Launcher", "Spec", "Target", "check_spec", "check_target"]
+
+
+class _Launch(ModuleType):
+    """`gradtide.launch(function, workers=2)`: this room's name is also what it does."""
+
+    def __call__(self, function: Callable[[], Any], workers: int = 2, threads: int | None = None) -> Any:
+        return launch(function, workers, threads)
+
+
+__doc__ = launch.__doc__ or ""  # for who asks for help on what they call
+sys.modules[__name__].__class__ = _Launch

@@ -19,7 +19,7 @@ from gradtide.errors import CommunicationError, ConfigError, PeerLost, PeerTimeo
 from gradtide.launch.head import versions
 from gradtide.launch.messages import Ended, Event, Failure, Forward, Start
 from gradtide.launch.nodes.collecting import Collected, Listener, Who
-from gradtide.launch.nodes.local_node import LocalNode
+from gradtide.launch.nodes.local_node import LocalNode, fresh_server
 from gradtide.launch.nodes.node import NodeGone
 from gradtide.launch.nodes.roles import RoleProcesses
 from gradtide.launch.nodes.secret import SecretInMemory
@@ -131,7 +131,8 @@ class Agent:
         collected = self._collected = Collected(greeting.together, self._selector, self._listen)
         target = Target.from_arguments(list(greeting.target))
         self._roles = RoleProcesses(variables, collected.open, self._role_ended)
-        self._local = LocalNode(target, greeting.preload, variables, collected.open, self._report)
+        begin = fresh_server(target, greeting.preload, variables)
+        self._local = LocalNode(begin, collected.open, self._report)
         self._local.watch(self._selector)
 
     def _work(self) -> None:

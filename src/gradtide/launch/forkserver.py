@@ -20,7 +20,7 @@ from gradtide.launch.target import Target
 from gradtide.launch.worker import live
 from gradtide.processes.forking import Children, become_reaper
 
-__all__ = ["main"]
+__all__ = ["main", "serve"]
 
 _LEAVE_S = 0.3  # what a worker has started may take so long to leave, Python's resource tracker for example
 _GONE_S = 2.0
@@ -133,18 +133,22 @@ def _load(module: str) -> None:
     gc.freeze()  # nor need workers look at them, which would also copy their pages
 
 
+def serve(control: socket.socket, preload: str) -> Start:
+    """Makes workers until the launcher is gone, and ends with it. In a worker it returns what that is to be."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    become_reaper()
+    _load(preload)
+    start = WorkerForkServer(control).run()
+    if start is None:
+        sys.stdout.flush()
+        os._exit(0)
+    return start
+
+
 def main(arguments: list[str]) -> None:
     """Arguments: two sockets' descriptors, the module to load, and the target. Returns when a worker's script does."""
     control, reports = (socket.socket(fileno=int(descriptor)) for descriptor in arguments[:2])
     for one in (control, reports):
         one.set_inheritable(False)  # what a script starts has no business with them
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    become_reaper()
-    _load(arguments[2])
-    server = WorkerForkServer(control)
-    start = server.run()
-    if start is None:
-        sys.stdout.flush()
-        os._exit(0)
-    del server
+    start = serve(control, arguments[2])
     live(start, Target.from_arguments(arguments[3:]), reports)

@@ -1,7 +1,8 @@
 """What becomes of a job as its workers fail and end: pure decisions, which launcher.py carries out.
 
 The first failure matters: it is shown first and decides the exit code. A worker that merely fell because a peer did may
-be heard of earlier than that peer, so one of those is believed only when no better reason turns up within a second.
+be heard of earlier than that peer, so one of those is believed only when no better reason turns up within a second. A
+program that was refused would be refused again, so it is not started again, and no other worker goes on with it.
 """
 
 import signal
@@ -9,9 +10,12 @@ from dataclasses import dataclass, field
 
 from gradtide.launch.messages import Failure
 
-__all__ = ["Action", "Again", "GoOn", "JobState", "Show", "Stop"]
+__all__ = ["Action", "Again", "GoOn", "JobState", "Show", "Stop", "end_in_words"]
 
 _CAUSE_S = 1.0
+# How workers end that we have asked to, or passed a signal to: nothing to tell of.
+_ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOPPED = (-signal.SIGKILL, *(-one for one in _ASKED), *(128 + one for one in _ASKED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,9 @@ class JobState:
     def reported(self, failure: Failure) -> list[Action]:
         """A worker says that it failed; it has not ended yet."""
         self._failing.add(failure.rank)
+        if self.ending and not failure.kind and failure.exit_code in _STOPPED:
+            self.lost.add(failure.rank)
+            return []
         return self._failed(failure)
 
     def ended(self, rank: int, status: int, at_s: float) -> list[Action]:
@@ -107,11 +114,11 @@ class JobState:
         actions: list[Action] = []
         if rank in self._failing:
             self._failing.discard(rank)
-        elif status and self.ending:
+        elif status in _STOPPED and self.ending:
             self.lost.add(rank)
         elif status:
             exit_code = status if status > 0 else 128 - status
-            actions += self._failed(Failure(rank, at_s, "", _how(status), exit_code=exit_code))
+            actions += self._failed(Failure(rank, at_s, "", end_in_words(status), exit_code=exit_code))
         if rank in self._again and not self.ending:
             self._again.discard(rank)
             self.running.add(rank)
@@ -156,6 +163,8 @@ class JobState:
         if failure.rank in self.going:
             self.lost.discard(failure.rank)
             return [Show(failure)]
+        if failure.refused:
+            return self._end(failure)
         if self.restarts < self.max_restarts and not self.finished:
             self.restarts += 1
             self.lost.discard(failure.rank)
@@ -174,10 +183,11 @@ class JobState:
         return [Show(cause), Stop(tuple(sorted(self.running - {cause.rank})))]
 
 
-def _how(status: int) -> str:
+def end_in_words(status: int) -> str:
+    """Of a worker: its exit code, or minus the signal that killed it."""
     if status >= 0:
         return f"ended with exit code {status}"
     names = {one.value: one.name for one in signal.Signals}
     name = names.get(-status, f"signal {-status}")
     hint = "; if nobody did that, memory may have run out (see dmesg)" if -status == signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
+    return f"was killed by {name} (exit code {128 - status}){hint}"

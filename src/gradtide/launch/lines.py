@@ -64,6 +64,10 @@ class Lines:
         self._keep(b"")
         return self._marked(rest) if rest.strip(b"\r") else b""
 
+    def without_mark(self, line: bytes) -> bytes:
+        """What the worker wrote of a line that was given back."""
+        return line.removeprefix(self._before).strip()
+
     def _keep(self, last: bytes, *earlier: bytes) -> None:
         self._rest = [*earlier, last] if last else list(earlier)
         self._rest_bytes = sum(map(len, self._rest))

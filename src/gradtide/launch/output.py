@@ -20,6 +20,7 @@ _OUT, _ERR = 1, 2
 _PROGRESS_S = 1.0  # how often an unfinished progress bar is shown
 _CHUNK_BYTES = 1 << 18
 _WAIT_S = 0.1
+_LAST_BYTES = 300  # of a worker's last line, which is said again beside its failure
 
 
 class Output:
@@ -33,6 +34,8 @@ class Output:
         self._brought: dict[tuple[Who, int], Listener] = {}  # of what agents bring, by who wrote it and where to
         self.idle: Callable[[], None] = lambda: None  # called now and then while somebody does not read
         self._next_progress_s = 0.0
+        self._last: dict[Who, bytes] = {}  # the last line that each has written, with its mark
+        self._latest = b""  # what was written last of all
         out, err = os.fstat(_OUT), os.fstat(_ERR)
         self._pieces_bytes = {
             to: _CHUNK_BYTES if stat.S_ISREG(found.st_mode) else select.PIPE_BUF
@@ -54,7 +57,10 @@ class Output:
         self._shown.append((to, lines))
 
         def take(data: bytes) -> None:
-            self._write(to, lines.feed(data) if data else lines.flush())
+            whole = lines.feed(data) if data else lines.flush()
+            if last := lines.without_mark(whole[whole.rfind(b"\n", 0, -1) + 1 :]):
+                self._last[who] = last
+            self._write(to, whole)
             if not data:
                 self._shown = [(at, other) for at, other in self._shown if other is not lines]
 
@@ -93,9 +99,18 @@ class Output:
         lines = self._lines(rank, _ERR)
         self._write(_ERR, lines.feed(text.encode(errors="backslashreplace")) + lines.flush())
 
+    def last_line(self, rank: int) -> str:
+        """That a worker has written; shortened if it is long."""
+        self.drain(rank)
+        return self._last.get(rank, b"")[:_LAST_BYTES].decode(errors="backslashreplace")
+
     def say(self, text: str) -> None:
         """A line of the launcher's own."""
-        self._write(_ERR, f"gradtide: {text}\n".encode(errors="backslashreplace"))
+        self._write(_ERR, _own_line(text))
+
+    def ends_with(self, text: str) -> bool:
+        """Whether this line of the launcher's was the last of all."""
+        return self._latest == _own_line(text)
 
     def close(self) -> None:
         self.drain()
@@ -105,6 +120,10 @@ class Output:
         self._brought.clear()
 
     def _write(self, to: int, data: bytes) -> None:
+        self._latest = data or self._latest
+        self._put(to, data)
+
+    def _put(self, to: int, data: bytes) -> None:
         """In pieces that a pipe takes whole or not at all: a reader that does not read must not hold us for ever."""
         view, size = memoryview(data), self._pieces_bytes[to]
         try:
@@ -118,3 +137,7 @@ class Output:
                     self.idle()
         except OSError:  # a closed pipe, or a terminal that has hung up
             self.reader_gone = True
+
+
+def _own_line(text: str) -> bytes:
+    return f"gradtide: {text}\n".encode(errors="backslashreplace")

@@ -151,9 +151,10 @@ class Registrar:
             return
         if self.stores is not None:
             decree = self._with_store(self.stores, decree)
-        self.roster, asked = decree, self._waiting
-        self._waiting = {rank: asker for rank, asker in asked.items() if rank in self.members.asking}
-        for asker in (asker for rank, asker in asked.items() if rank not in self._waiting):
+        self.roster, asking = decree, self.members.asking
+        answered = [asker for rank, asker in self._waiting.items() if rank not in asking]
+        self._waiting = {rank: asker for rank, asker in self._waiting.items() if rank in asking}
+        for asker in answered:
             asker.tell(msgspec.json.encode(decree))
             if not asker.stays:
                 self.drop(asker)

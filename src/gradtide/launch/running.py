@@ -39,6 +39,7 @@ class RunningJob(ABC):
         self._variables: dict[str, str] = {}
         self._running = self._given_up = False
         self._handlers: dict[int, object] = {}
+        self._first_told = ""  # what was said of the failure that ended the job
 
     # --- what launcher.py and head.py say ---
 
@@ -170,8 +171,8 @@ class RunningJob(ABC):
         goes_on = not self.job.ending
         if failure.traceback and not (goes_on and failure.fell):
             self._output.tell(failure.rank, failure.traceback)
-        if goes_on:
-            self._output.say(wording.lost(failure))
+        self._first_told = wording.failed(failure, self._output.last_line(failure.rank))
+        self._output.say(self._first_told)
 
     # --- signals ---
 
@@ -215,11 +216,11 @@ class RunningJob(ABC):
     # --- the end ---
 
     def _last_words(self) -> None:
-        for failure in wording.also_failed(self.job):
-            if failure.traceback:
-                self._output.tell(failure.rank, failure.traceback)
+        """The first failure is said again last of all, where other lines have come between."""
         for line in wording.aftermath(self.job):
             self._output.say(line)
+        if self.job.cause is not None and not self._output.ends_with(self._first_told):
+            self._output.say(self._first_told)
 
     @abstractmethod
     def _close_nodes(self) -> None: ...

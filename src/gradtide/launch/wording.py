@@ -5,15 +5,15 @@ import signal
 from gradtide.launch.job import Again, GoOn, JobState
 from gradtide.launch.messages import Failure
 
-__all__ = ["aftermath", "again", "also_failed", "asked_to_go", "come", "go_on", "in_a_line", "lost"]
+__all__ = ["aftermath", "again", "asked_to_go", "come", "failed", "go_on", "in_a_line"]
 
 
 def in_a_line(failure: Failure) -> str:
     """`ValueError: boom (script.py:7)`, or how it died."""
-    if not failure.kind:
-        return failure.message
-    first, *_ = failure.message.splitlines() or [""]
     where = f" ({failure.where})" if failure.where else ""
+    if not failure.kind:
+        return f"{failure.message}{where}"
+    first, *_ = failure.message.splitlines() or [""]
     return f"{failure.kind}: {first}{where}" if first else f"{failure.kind}{where}"
 
 
@@ -33,39 +33,33 @@ def asked_to_go(ranks: list[int]) -> str:
     return f"{_ranks(ranks)} will go at the end of a step"
 
 
-def lost(failure: Failure) -> str:
-    """Of a worker whose job goes on."""
-    return f"worker {failure.rank} {_did(failure)}"
-
-
-def also_failed(job: JobState) -> list[Failure]:
-    """Those that failed for another reason than the first, and not because it did."""
-    if job.cause is None:
-        return []
-    first = in_a_line(job.cause)
-    return [other for other in job.failures if other.kind and not other.fell and in_a_line(other) != first]
+def failed(failure: Failure, last_line: str) -> str:
+    """Who, with which exit code, and the last that it said: its error, or else the last line that it wrote."""
+    if failure.kind:
+        return f"worker {failure.rank} failed with exit code {failure.exit_code}: {in_a_line(failure)}"
+    said = last_line and last_line not in failure.message
+    return f"worker {failure.rank} {in_a_line(failure)}{f'; its last line: {last_line}' if said else ''}"
 
 
 def aftermath(job: JobState) -> list[str]:
-    """What is said when all is over: who fell after the first, and last of all what that was."""
+    """What is said when all is over, a line each: who failed besides the first."""
     if job.cause is not None:
-        return [*_others(job, job.cause), f"worker {job.cause.rank} {_did(job.cause)}"]
+        return _others(job, job.cause)
     if job.signalled:
         stopped = [f"worker {failure.rank}: {in_a_line(failure)}" for failure in job.failures if failure.kind]
         return [*stopped, f"ended by {signal.Signals(job.signalled).name}"]
     return [f"done, without {_ranks(sorted(job.lost))}"] if job.lost else []
 
 
-def _did(failure: Failure) -> str:
-    return f"failed: {in_a_line(failure)}" if failure.kind else failure.message
-
-
 def _others(job: JobState, cause: Failure) -> list[str]:
     others = [failure for failure in job.failures if failure is not cause and failure.rank != cause.rank]
     same = sorted({failure.rank for failure in others if in_a_line(failure) == in_a_line(cause)})
-    fell = [failure for failure in others if failure.fell and failure.rank not in same]
     lines = [f"{_ranks(same)} failed in the same way"] if same else []
-    return lines + [f"worker {failure.rank} fell after it: {in_a_line(failure)}" for failure in fell]
+    for failure in others:
+        if failure.rank not in same:
+            how = "fell after it" if failure.fell else "failed as well"
+            lines.append(f"worker {failure.rank} {how}: {in_a_line(failure)}")
+    return lines
 
 
 def _ranks(ranks: list[int]) -> str:

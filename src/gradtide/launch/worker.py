@@ -9,41 +9,56 @@ import contextlib
 import importlib.util
 import io
 import os
+import signal
 import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any
 
 from gradtide.environment import extend_environment
-from gradtide.errors import CommunicationError
-from gradtide.failure_line import find_where, message_with_notes, without_frames_of
+from gradtide.errors import CommunicationError, ConfigError
+from gradtide.failure_line import end_at_own_line, find_where, message_with_notes, show_in_short, without_frames_of
+from gradtide.launch.job import end_in_words
 from gradtide.launch.messages import Failure, Start, send
 from gradtide.launch.target import Target
 from gradtide.processes.naming import name_process
 
-__all__ = ["live"]
+__all__ = ["live", "live_as"]
 
 _TRACEBACK_CHARACTERS = 40_000  # a message must fit into a socket's buffer
 _MESSAGE_CHARACTERS = 2_000
 _PEER_WORDS = ("Connection closed by peer", "Connection reset by peer", "gloo/transport")
-_MACHINERY = (__file__, "<frozen importlib", "<frozen runpy", importlib.util.__file__)
+_MACHINERY = (os.path.dirname(__file__) + os.sep, "<frozen importlib", "<frozen runpy", importlib.util.__file__)
 
 
 def live(start: Start, target: Target, reports: socket.socket) -> None:
     """Runs the target as __main__. Ends by returning, or by the SystemExit or KeyboardInterrupt that ends Python."""
+    _draw_numbers_of_its_own()
+    live_as(start, " ".join((target.name, *target.arguments)), lambda: _run(target), reports)
+
+
+def live_as(start: Start, doing: str, run: Callable[[], None], reports: socket.socket) -> None:
+    """The same of anything that a worker can run."""
     _become_fresh(start)
-    name_process(f"worker-{start.rank}", " ".join((target.name, *target.arguments)))
+    name_process(f"worker-{start.rank}", doing)
+    pid = os.getpid()
     try:
-        _run(target)
+        run()
     except SystemExit as error:
         sys.last_value = error if error.code else None  # for who asks at the end whether it is a good one
+        if os.getpid() == pid:  # and not a child that the script has forked
+            _report_exit(start.rank, error, reports)
         raise
     except BaseException as error:
+        if os.getpid() != pid:
+            raise
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__  # as Python does
         error.__traceback__ = without_frames_of(_MACHINERY, error.__traceback__)
+        end_at_own_line(error)
         _report(start.rank, error, reports)
         if not isinstance(error, KeyboardInterrupt):
             sys.exit(1)
@@ -57,7 +72,6 @@ def _become_fresh(start: Start) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # else lines would wait until a pipe's worth of them is there
-    _draw_numbers_of_its_own()
 
 
 def _draw_numbers_of_its_own() -> None:
@@ -111,16 +125,29 @@ class _Loader(SourceFileLoader):
         return code
 
 
+def _report_exit(rank: int, error: SystemExit, reports: socket.socket) -> None:
+    """Tells the launcher of `sys.exit(3)` or `sys.exit("why")` at once: Python may need seconds to end itself, and
+    meanwhile the others fail because of it."""
+    at_s, words = time.monotonic(), ""
+    if error.code is not None and not isinstance(error.code, int):
+        words = str(error.code)
+        print(words, file=sys.stderr)  # as Python would at the end
+        error.code = 1
+    code = (error.code or 0) & 0xFF
+    if code:
+        first, *_ = words.splitlines() or [""]
+        how = f"{end_in_words(code)}{f': {first[:_MESSAGE_CHARACTERS]}' if first else ''}"
+        where, fell = find_where(error, own=True), _fell_with_a_peer(error)
+        _tell(Failure(rank, at_s, "", how, where, fell=fell, exit_code=code), reports)
+
+
 def _report(rank: int, error: BaseException, reports: socket.socket) -> None:
     """Tells the launcher. If the script has a hook of its own for exceptions, that one shows the traceback."""
     at_s, text = time.monotonic(), ""
-    if sys.excepthook is sys.__excepthook__:
+    if sys.excepthook in (sys.__excepthook__, show_in_short):
         text = "".join(traceback.format_exception(error))
     else:
         sys.excepthook(type(error), error, error.__traceback__)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()  # what came before the failure is shown before it
     failure = Failure(
         rank=rank,
         at_s=at_s,
@@ -129,7 +156,16 @@ def _report(rank: int, error: BaseException, reports: socket.socket) -> None:
         where=find_where(error),
         traceback=_shortened(text, _TRACEBACK_CHARACTERS),
         fell=_fell_with_a_peer(error),
+        refused=isinstance(error, ConfigError),
+        exit_code=128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1,
     )
+    _tell(failure, reports)
+
+
+def _tell(failure: Failure, reports: socket.socket) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()  # what came before the failure is shown before it
     with contextlib.suppress(OSError):  # the launcher is gone, and so are we in a moment
         send(reports, failure)
 

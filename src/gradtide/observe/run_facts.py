@@ -1,22 +1,25 @@
 """run.json in a run's folder: what whoever watches must know besides its events. No secret is ever in it."""
 
 import json
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gradtide.errors import DataError, OutputError
 
-__all__ = ["RunFacts", "read_facts", "write_facts"]
+__all__ = ["RunFacts", "note_end", "read_facts", "write_facts"]
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """A run as it was begun."""
+    """A run as it was begun, and how it ended."""
 
     title: str
     workers: int
     servers: int = 0
     store: str = ""  # the coordinator's address
+    ended_unix_s: float | None = None
+    code: int = 0  # with which it ended
 
 
 def write_facts(folder: Path, facts: RunFacts) -> None:
@@ -28,6 +31,13 @@ def write_facts(folder: Path, facts: RunFacts) -> None:
         partial.replace(path)  # a dashboard may look at any moment
     except OSError as error:
         raise OutputError(f"can't write {path} ({error.strerror}); choose another --output") from error
+
+
+def note_end(folder: Path, code: int) -> None:
+    """Whoever watches need not take a run that has ended for one that nobody hears of any more."""
+    facts = read_facts(folder)
+    if facts is not None:
+        write_facts(folder, replace(facts, ended_unix_s=time.time(), code=code))
 
 
 def read_facts(folder: Path) -> RunFacts | None:

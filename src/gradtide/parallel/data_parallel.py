@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from gradtide.calling import refuse_foreign_names
+from gradtide.calling import check_flags, refuse_foreign_names
 from gradtide.compress import Compress, as_compress
 from gradtide.errors import ConfigError
 from gradtide.events import BatchStarted, Emit, ParametersUpdated, ignore
@@ -26,7 +26,7 @@ from gradtide.sync.reduce import Reduce
 from gradtide.sync.servers import ServersWay
 from gradtide.sync.synchroniser import Synchroniser
 from gradtide.sync.trained import as_optimizers, find_trained
-from gradtide.timeouts import Timeouts
+from gradtide.timeouts import Timeouts, check_timeouts
 
 __all__ = ["DataParallel"]
 
@@ -88,6 +88,15 @@ class DataParallel(nn.Module):
         settings = as_compress(compress)
         if isinstance(module, DataParallel):
             raise ConfigError("this model is wrapped already; wrap the model itself, once")
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"DataParallel: a model is needed first, a torch.nn.Module, not {_kind_of(module)}; say "
+                "DataParallel(model, optimizer)"
+            )
+        check_flags("DataParallel", overlap=overlap, broadcast_buffers=broadcast_buffers)
+        if share_parameters is not None:
+            check_flags("DataParallel", share_parameters=share_parameters)
+        check_timeouts("DataParallel", timeouts)
         self.module, self._optimizer = module, optimizer
         self._job, self._sync = current_job() if job is None else job, sync
         if timeouts is not None:
@@ -178,7 +187,7 @@ class DataParallel(nn.Module):
     def weigh(self, terms: float) -> None:
         """Says, before a backward, over how many terms (tokens, say) this worker's loss is a mean, when the number
         differs from worker to worker. All workers call it, for each backward."""
-        self._synchroniser.weigh(float(terms))
+        self._synchroniser.weigh(terms)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Within this context, gradients stay on this worker and add up, until a backward outside of it."""
@@ -311,6 +320,10 @@ class DataParallel(nn.Module):
 
     def __getstate__(self) -> Any:
         raise ConfigError("a wrapped model can't be pickled; save model.state_dict(), or what it wraps, model.module")
+
+
+def _kind_of(given: object) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
 
 
 def _refuse_sync_batch_norm(module: nn.Module, job: Job) -> None:

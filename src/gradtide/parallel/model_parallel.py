@@ -38,7 +38,7 @@ from gradtide.schedule.step.layout import Layout
 from gradtide.schedule.step.planned import SplitPlan
 from gradtide.sync import Job, current_job
 from gradtide.sync.trained import as_optimizers, find_trained
-from gradtide.timeouts import Timeouts
+from gradtide.timeouts import Timeouts, check_timeouts
 
 __all__ = ["ModelParallel"]
 
@@ -91,6 +91,7 @@ class ModelParallel:
         self._request = SplitRequest(split, memory, topology, micro_batches, batch_norm)
         self._clip_norm, self._seed, self._count, self._emit = clip_norm, seed, count, emit
         self._job = current_job() if job is None else job
+        check_timeouts("ModelParallel", timeouts)
         if timeouts is not None:
             self._job.wait_as(timeouts)
         if self._job.elastic is not None:

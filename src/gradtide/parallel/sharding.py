@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gradtide.calling import refuse_foreign_names
+from gradtide.calling import check_flags, refuse_foreign_names
 from gradtide.errors import ConfigError
 from gradtide.parallel.agreed_shares import AgreedShares
 from gradtide.parallel.batch_parts import count_samples, cut
@@ -38,6 +38,10 @@ _BEYOND = (
     f"gradients of this loop's last batches are in no step yet: {_ELASTIC} a step must be taken within the loop over "
     "gradtide.shard that gave its batches, so that they can be given again; step with the last batch, too, where "
     "batches.place + 1 == len(batches)"
+)
+_SIDE_BY_SIDE = (
+    f"two loops over gradtide.shard go side by side: {_ELASTIC} one that comes later could not tell how far each of "
+    "them is; zip the loaders inside of one shard"
 )
 _ROUNDS = (
     f"a step over several batches: over servers, {_ELASTIC}, each batch of gradtide.shard must be a step, for a worker "
@@ -79,6 +83,21 @@ class shard(Iterable[Any]):
         read: Read = None,
         job: Job | None = None,
     ) -> None:
+        if isinstance(loader, torch.Tensor | torch.nn.Module | str) or not (
+            hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
+        ):
+            raise ConfigError(
+                f"shard: a loader of global batches is needed, not {type(loader).__name__}; say "
+                "shard(DataLoader(dataset, batch_size=64))"
+            )
+        if isinstance(loader, tuple) and loader and all(isinstance(one, torch.Tensor) for one in loader):
+            raise ConfigError(
+                "shard: a tuple of tensors is one batch, not a loader of batches; say "
+                "shard(DataLoader(TensorDataset(*tensors), batch_size=64))"
+            )
+        check_flags("shard", check=check)
+        if not isinstance(whole, Iterable):
+            raise ConfigError(f"shard: whole={whole!r} makes no sense; say whole=['class_weights']")
         if isinstance(whole, str):
             raise ConfigError(f"shard: whole= is a list of names; say whole=[{whole!r}]")
         refuse_cut_loader(loader)
@@ -103,38 +122,63 @@ class shard(Iterable[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         job, batches, this = self._job, self._batches(), object()
+        if job.inside:
+            yield from self._within(batches, this)
+            return
+        job.admit()
         self._look_at_window()
         step: list[Any] = []  # what was given of the step that is under way, and may have to be given again
         at, self._place = 0, -1
-        job.let_in()
         self._check_loop_is_whole(first=True)
         try:
             for batch in batches:
                 at -= self._go_back(batches, step, at) if job.undone else 0
                 if not step:
-                    job.begun, self._place = job.batches, self._place + batches.skipped
+                    job.begin_step()
+                    job.arrive()
+                    job.past_edits, self._place = 0, self._place + batches.skipped
                 step.append(batch)
                 while at < len(step):
                     self._check_placed(begins=not at)
                     job.batches, self._place, self._placed, at = job.batches + 1, self._place + 1, False, at + 1
                     yield from self._give(step[at - 1], this)
-                    job.let_in()
                     at -= self._go_back(batches, step, at)
                 if job.elastic is None or not job.keeps_gradients:
                     batches.finish()
                     step.clear()
                     at = 0
             self._check_loop_is_whole(first=False)
+            if not job.behind:
+                job.arrive()
         finally:
-            if self._shares is not None:
-                self._shares.leave()
-            job.shares.pop(this, None)
-            job.share = next(reversed(job.shares.values()), None)  # of a loop around this one
+            self._leave(this)
+
+    def _within(self, batches: AgreedBatches | GivenBatches, this: object) -> Iterator[Any]:
+        """A loop in the body of another one, to evaluate, say: its batches come again with those of the other."""
+        self._place = -1
+        try:
+            for batch in batches:
+                self._place += 1
+                yield from self._give(batch, this)
+                batches.finish()
+        finally:
+            self._leave(this)
+
+    def _leave(self, loop: object) -> None:
+        job = self._job
+        if self._shares is not None:
+            self._shares.leave()
+        job.shares.pop(loop, None)
+        job.share = next(reversed(job.shares.values()), None)  # of a loop around this one
 
     def _go_back(self, batches: AgreedBatches | GivenBatches, step: Sequence[Any], at: int) -> int:
         """Agrees with those who came meanwhile on what is next. Returns how many batches come again, since their step
         was lost with a worker; they are cut for those who are there now."""
         job = self._job
+        if job.inside and job.elastic is not None and job.meets and not job.in_windows:
+            raise ConfigError(_SIDE_BY_SIDE)
+        job.take_back()
+        job.admit()
         if job.take_back() > at:
             raise ConfigError(_BEYOND)
         batches.go_on(step[at - max(1, job.undone)])
@@ -184,13 +228,16 @@ class shard(Iterable[Any]):
         return PartReader(self._loader, self._own.expect, seed, OwnDraws(seed) if self._read == "part" else Watched())
 
     def _give(self, batch: Any, loop: object) -> Iterator[Any]:
-        part = self._part(batch, loop)
-        if self._shares is None:
+        part, shares = self._part(batch, loop), self._shares
+        self._job.inside += 1
+        try:
+            if shares is not None:
+                shares.begin()
             yield part
-            return
-        self._shares.begin()
-        yield part
-        self._shares.end()
+            if shares is not None:
+                shares.end()
+        finally:
+            self._job.inside -= 1
 
     def _part(self, batch: Any, loop: object) -> Any:
         job, read = self._job, isinstance(batch, PartBatch)

@@ -35,15 +35,16 @@ _SCALE_S = 10.0
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """Worker to launcher: whom do I work with? The generation it was in; 0 for one that has just started. `keeps`: it
-    has what nobody else has, so it can't go before it has left that to somebody in the next generation. `apart`: it is
-    in the middle of what it does with those whom it knows, so who comes or goes waits. `again`: it has asked before,
-    over a connection that broke."""
+    has what nobody else has, so it can't go before it has left that to somebody in the next generation. `again`: it
+    has asked before, over a connection that broke. `busy`: it is in the middle of a batch, where nobody can join or go.
+    `done`: how many batches it has behind it, and what it has finished with the others otherwise."""
 
     rank: int
     generation: int
     keeps: bool = False
     again: bool = False
-    apart: bool = False
+    busy: bool = False
+    done: tuple[int, int] = (0, 0)
 
 
 class Watch(msgspec.Struct, frozen=True, tag=True):
@@ -78,13 +79,13 @@ class LeaseAnswer(msgspec.Struct, frozen=True, tag=True):
 
 class Roster(msgspec.Struct, frozen=True, tag=True):
     """Launcher to workers: these work together. Those who know where the job stands come first. `store`: the port, at
-    the registrar's host, of the torch store in which they find each other; 0: all are on one machine. `waits`: somebody
-    comes or goes as soon as none of them asks apart."""
+    the registrar's host, of the torch store in which they find each other; 0: all are on one machine. `busy`: one of
+    them was, so all ask again before their next batch."""
 
     generation: int
     ranks: tuple[int, ...]
     store: int = 0
-    waits: bool = False
+    busy: bool = False
 
 
 class Lost(msgspec.Struct, frozen=True, tag=True):
@@ -95,7 +96,7 @@ class Lost(msgspec.Struct, frozen=True, tag=True):
 
 
 class Notice(msgspec.Struct, frozen=True, tag=True):
-    """Launcher to workers of a generation: somebody has come, or these are to go; ask at the end of a step who works
+    """Launcher to workers of a generation: somebody has come, or these are to go; ask between two batches who works
     together then."""
 
     generation: int

@@ -9,9 +9,20 @@ from gradtide.topology.units import format_size
 if TYPE_CHECKING:
     from gradtide.schedule.plan import Candidate
 
-__all__ = ["explain", "short_seconds", "short_size"]
+__all__ = ["PLAN_HEADS", "explain", "plan_cells", "short_seconds", "short_size"]
+
+PLAN_HEADS = ("strategy", "time", "bandwidth", "× bound", "busiest link", "on the wire", "steps")
 
 CLOSE = 1.0005  # times closer than that are shown, and so called, the same
+
+
+def plan_cells(table: "Sequence[Candidate]", bound_seconds: float) -> list[tuple[str, ...]]:
+    """Of the table that is shown: the winner first, the bound last."""
+    cells: list[tuple[str, ...]] = []
+    for row in table:
+        times = (short_seconds(row.seconds), short_seconds(row.bandwidth_seconds), f"{row.ratio:.3f}")
+        cells.append((row.name, *times, row.busiest_link, short_size(row.wire_bytes), str(row.steps)))
+    return [*cells, ("lower bound", "", short_seconds(bound_seconds), "1.000", "", "", "")]
 
 
 def explain(table: "Sequence[Candidate]", bound_seconds: float) -> str:

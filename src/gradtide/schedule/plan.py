@@ -10,7 +10,7 @@ from typing import get_args
 from gradtide.errors import ConfigError, DeviceError, ScheduleError
 from gradtide.schedule.bound import bound
 from gradtide.schedule.candidates import Candidate, candidates, seconds_of
-from gradtide.schedule.explain import explain, short_seconds, short_size
+from gradtide.schedule.explain import PLAN_HEADS, explain, plan_cells, short_seconds, short_size
 from gradtide.schedule.model import Collective, Schedule
 from gradtide.schedule.predict.resources import Resources
 from gradtide.schedule.predict.simulate import simulate
@@ -22,6 +22,8 @@ from gradtide.topology.units import parse_size_bytes
 from gradtide.topology.wording import nearest
 
 __all__ = ["Candidate", "Plan", "plan", "request_for", "seconds_of_each"]
+
+MOST_DRAWN_OPS = 50_000  # of a schedule whose rings and trees are drawn one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,35 @@ class Plan:
         among = f"{len(request.devices)} devices" if len(request.devices) > 4 else ", ".join(request.devices)
         return f"{request.collective} of {short_size(request.size_bytes)} on {request.topology.name} ({among})"
 
+    def left_out(self) -> dict[str, list[str]]:
+        """Strategies that don't apply here, by the reason."""
+        names: dict[str, list[str]] = {}
+        for name, reason in self.skipped.items():
+            names.setdefault(reason, []).append(name)
+        return names
+
+    def _repr_html_(self) -> str:
+        from gradtide.draw.html import html_picture, html_table
+
+        cells = plan_cells(self.table, self.bound_seconds)
+        skipped = "; ".join(f"{', '.join(names)}: {why}" for why, names in self.left_out().items())
+        notes = [self.explain(), *([f"Left out: {skipped}."] if skipped else [])]
+        shown = html_table(PLAN_HEADS, cells, self.title, notes)
+        return shown + html_picture(self.draw, f"what {self.best.name} sends over each link")
+
     def draw(self, path: str | Path, strategy: str | None = None) -> None:
         """Draws what the best strategy (or the named one) sends over each link, to an .svg, .png or .pdf file."""
-        from gradtide.draw.topology import draw_topology  # only now: most plans are never drawn
+        from gradtide.draw.topology import draw_topology, is_cluster  # only now: most plans are never drawn
+        from gradtide.schedule.predict.rings_and_trees import find_rings_and_trees
 
         row = self._row(strategy)
         loads: dict[tuple[str, str], float] = defaultdict(float)
         for link, carried in zip(self.request.topology.links, row.simulation.link_bytes, strict=True):
             loads[link.source, link.target] += float(carried)
         note = f"{row.name}: {short_seconds(row.seconds)}, lower bound {short_seconds(self.bound_seconds)}"
-        draw_topology(self.request.topology, Path(path), loads, title=self.title, note=note)
+        whole = row.op_count <= MOST_DRAWN_OPS and not is_cluster(self.request.topology)
+        ways = find_rings_and_trees(row.schedule, self.request.routes) if whole else []
+        draw_topology(self.request.topology, Path(path), loads, title=self.title, note=note, ways=ways)
 
     def timeline(self, path: str | Path, strategy: str | None = None) -> None:
         """Writes when the best strategy (or the named one) uses which link, as JSON for ui.perfetto.dev."""

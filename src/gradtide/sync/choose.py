@@ -1,6 +1,7 @@
 """Which way a model goes, and why."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from gradtide.collective.groups.device_group import DeviceGroup
 from gradtide.compress import AUTO
 from gradtide.errors import ConfigError
 from gradtide.events import Emit
+from gradtide.schedule.model import Schedule
 from gradtide.store.rules.updates import is_elementwise
 from gradtide.sync.alone import Alone
 from gradtide.sync.compressed import CompressedReduce, Compression, LeftToOne
@@ -63,8 +65,19 @@ class Wishes:
 
     def __post_init__(self) -> None:
         """A mistyped name is refused in one process, too, not only once there are several."""
-        if isinstance(self.sync, str) and self.sync != TORCH:
-            check_name(self.sync)
+        sync = self.sync
+        if isinstance(sync, str) and (sync in ("bsp", "async", "servers") or sync.startswith("bounded")):
+            mode = "bsp" if sync in ("servers", "bounded") else sync
+            raise ConfigError(f"sync={sync!r} goes through servers; say sync=gradtide.Servers({mode!r})")
+        if isinstance(sync, str) and sync.lower() == "local":
+            raise ConfigError(f"sync={sync!r}: say after how many steps workers meet: sync=gradtide.Local(50)")
+        if isinstance(sync, str) and sync != TORCH:
+            check_name(sync)
+        elif not isinstance(sync, str | Path | Schedule | Servers | Local):
+            raise ConfigError(
+                f"sync={getattr(sync, '__name__', repr(sync))} makes no sense; say a strategy's name ('ring'), a "
+                "schedule's file, gradtide.Servers('bsp') or gradtide.Local(50)"
+            )
 
 
 def choose_way(trained: Trained, job: Job, wishes: Wishes, emit: Emit, *, unproven: str = "") -> Way:

@@ -1,6 +1,6 @@
 """For loops of one's own: who this worker is, and a mean over all; under plain `python` too, as one worker."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,14 +36,21 @@ def mean_over_workers(value: T, weight: float = 1.0) -> T:
     """
     if isinstance(value, dict):
         names = sorted(value)
-        numbers = _mean(torch.tensor([float(value[name]) for name in names], dtype=torch.float64), weight).tolist()
+        numbers = _mean(torch.tensor([_number(value[name]) for name in names], dtype=torch.float64), weight).tolist()
         found = dict(zip(names, numbers, strict=True))
         return {name: found[name] for name in value}
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             raise ConfigError(f"a mean of {value.dtype} is no {value.dtype}; give value.double()")
         return _mean(value.detach().clone(), weight)
-    return float(_mean(torch.tensor([float(value)], dtype=torch.float64), weight))
+    return float(_mean(torch.tensor([_number(value)], dtype=torch.float64), weight))
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{value!r} has no mean; give a number, a floating tensor, or a dict of numbers") from None
 
 
 def _mean(values: Tensor, weight: float) -> Tensor:

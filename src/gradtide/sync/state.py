@@ -9,6 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from gradtide.calling import users_level
 from gradtide.collective import Group
 from gradtide.collective.groups.device_group import DeviceGroup
 from gradtide.errors import ConfigError
@@ -61,6 +62,9 @@ class _Standing(msgspec.Struct, frozen=True):
     state: list[dict[str, _Shape | _Scalar]]  # a parameter each
     script: dict[str, Any] = {}
     epoch_began: int = 0
+    done: int = 0
+    edits: int = 0
+    begins: bool = False  # nobody is left who was under way: all have just come
 
 
 def outline(trained: Trained) -> list[str]:
@@ -160,8 +164,10 @@ def share_state(trained: Trained, job: Job, group: Group, spread: Group | Device
     told = msgspec.json.decode(told_by(_tell(trained, job), group), type=_Standing)
     if group.rank and job.elastic is not None and job.elastic.newcomer and not job.batches:  # not when its way changes
         _take_place(trained, job, told)
-    elif group.rank:
-        job.undone = max(0, job.batches - told.batches)  # a death may find one before a step's end, another after it
+        job.arrived, job.done, job.past_edits = told.begins, told.done, told.edits
+    elif group.rank:  # a death may find one before a step's end, another after it
+        job.stayed = (told.batches, told.done) > (job.batches + job.behind - job.undone, job.done)
+        job.undone, job.done = max(0, job.batches - told.batches), told.done
     for parameter, named in zip(trained.parameters, told.state, strict=True):
         _share_one(trained.state_of(parameter), parameter, named, spread)
 
@@ -302,7 +308,7 @@ class Options:
                 warnings.warn(
                     f"{name} of group {number} is {before.get(name)} on worker {group.rank} and {theirs[name]} on "
                     "worker 0, whose options count for all; resume schedulers from model.state, or set them alike",
-                    stacklevel=2,
+                    stacklevel=users_level(),
                 )
 
 
@@ -338,7 +344,9 @@ def _tell(trained: Trained, job: Job) -> bytes:
     state = [
         {name: _describe(value) for name, value in trained.state_of(p).get(p, {}).items()} for p in trained.parameters
     ]
-    standing = _Standing(job.batches + job.behind - job.undone, options, state, job.state, job.epoch_began)
+    batches, begins = job.batches + job.behind - job.undone, job.elastic is not None and job.elastic.newcomer
+    edits = job.edits_before if job.undone else job.edits + job.past_edits
+    standing = _Standing(batches, options, state, job.state, job.epoch_began, job.done, edits, begins)
     try:
         return msgspec.json.encode(standing)
     except (TypeError, ValueError) as error:

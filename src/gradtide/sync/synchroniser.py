@@ -1,6 +1,8 @@
 """Keeps a model alike on all workers: along one way, and along the next one when workers come, go or die."""
 
 import contextlib
+import copy
+import math
 import sys
 import warnings
 import weakref
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gradtide.calling import users_level
 from gradtide.compress import AUTO
 from gradtide.errors import CommunicationError, ConfigError, Mismatch, PeerLost, PeerTimeout
 from gradtide.events import Emit, GradientsReady, ParametersUpdated
@@ -30,14 +33,14 @@ from gradtide.sync.compressed.loads import LoadedStates
 from gradtide.sync.compressed.state import holds_something
 from gradtide.sync.job import Job
 from gradtide.sync.local import LocalOverServers, LocalSteps, TogetherFirst
-from gradtide.sync.servers import ServersWay
+from gradtide.sync.servers import Servers, ServersWay
 from gradtide.sync.shared.way import SharedParameters, Unshare
 from gradtide.sync.state import LastStep, check_alike
 from gradtide.sync.trained import Trained, find_trained, needs_closure
 from gradtide.sync.watching.alike import AlikeNet, look_whether_alike
 from gradtide.sync.watching.backward import BackwardHooks
 from gradtide.sync.watching.guard import Trial
-from gradtide.sync.watching.lost_step import LostStep, StepBegin
+from gradtide.sync.watching.lost_step import KeptValues, LostStep, StepBegin
 from gradtide.sync.watching.own_gradient import OwnGradients
 from gradtide.sync.watching.steps import StepHooks
 from gradtide.sync.watching.uneven import UnevenLoops
@@ -46,6 +49,7 @@ from gradtide.sync.ways import EveryStep, Way
 __all__ = ["Synchroniser"]
 
 T = TypeVar("T")
+_LENGTHS = "for loops of different lengths, share out the data with gradtide.shard(...), or train in model.join()"
 OverServers = ServersWay | LocalOverServers | TogetherFirst
 
 
@@ -65,8 +69,8 @@ class Synchroniser:
         self._synchronising, self._stepping, self._uneven = True, False, UnevenLoops(job)
         self._lost: LostStep | None = None  # until its batches come again
         self._tried: LostStep | None = None  # until it is taken again
-        self._called = False  # whether somebody comes or goes before the next batch
         self._step_begin: StepBegin | None = None  # of the step that is under way
+        self._unedited: tuple[int, KeptValues] | None = None  # after how many batches such a step began, and with what
         self._weighed: float | None = None  # what the user said that this worker's loss counts
         self._said = 0.0, 0.0  # the same as it was said, for another way
         self._rounds, self._clipped = 0, 0  # synchronisations so far; the one whose gradient was clipped
@@ -82,33 +86,41 @@ class Synchroniser:
         self._may_share &= wishes.compression is None or wishes.compression.settings.codec == AUTO
         self._on_trial = self._may_share and wishes.trial and wishes.share_parameters is None
         self._trial, self._unproven = Trial(trained) if self._on_trial else None, ON_TRIAL if self._on_trial else ""
-        self.way = self._choose_first_way()
+        self.way = self._begin()
         job.nobody_waits = _is_async(wishes.sync)
         self._hooks, self._editing, self._loads = self._watch(), False, self._watch_loads()
         self._step_hooks = StepHooks(self._before_optimizer, self._after_optimizer, self._before_stranger)
         self._step_hooks.know(trained.optimizers)
         self._job.trainings.append(weakref.ref(self))
+        shared = isinstance(self.way, SharedParameters)  # which have what was told in memory of all
+        self._told = None if job.arrived or shared else LastStep(trained)
 
     def _purpose(self, text: str) -> contextlib.AbstractContextManager[None]:
         """What the user will read if other workers do something else meanwhile."""
         group = self._job.group if self.way.is_collective else None
         return contextlib.nullcontext() if group is None else group.purpose(text)
 
-    def _choose_first_way(self) -> Way:
-        """One that has just come has nothing to lose: if another dies meanwhile, it asks again as it asked first."""
+    def _begin(self) -> Way:
+        """With those who are there; who has just come, and finds one dying, asks anew like one who has just come."""
+        job, elastic = self._job, self._job.elastic
+        if elastic is None or job.apart or job.batches or job.trainings:
+            return self._choose_way()
+        built, last = KeptValues(self._trained), LastStep(self._trained)
         while True:
             try:
                 return self._choose_way()
             except (PeerLost, PeerTimeout):
-                elastic = self._job.elastic
-                if elastic is None or self._job.batches or self._job.living:
+                if elastic.generation == 0:
                     raise
-                elastic.generation = 0
-                self._job.regroup()
+                job.leave()
+                last.restore()
+                built.put_back()
 
     def _choose_way(self) -> Way:
         """As worker 0 does: one that has just come knows less of how the program goes."""
         self._net = AlikeNet()
+        if self._wishes.trial and not isinstance(self._wishes.sync, Servers) and self._job.group is not None:
+            self._job.group.advise(_LENGTHS)
         if self._may_share and self._job.group is not None:
             trial = self._trial
             known = torch.tensor([not self._unproven, trial is None, trial.steps if trial else 0, self._on_trial])
@@ -153,6 +165,9 @@ class Synchroniser:
     def before_forward(self) -> None:
         """What the program changed since the last step is taken up now: a layer unfrozen or replaced, a group added."""
         self._check_not_ended()
+        if self._step_begin is None and not self._job.behind:  # in a loop without `shard`
+            self._job.admit()
+            self._job.arrive()
         self._step_hooks.forget_failed()
         if self._hooks.unfinished and self._synchronising:
             raise ConfigError(
@@ -161,8 +176,6 @@ class Synchroniser:
             )
         if self._weighed is not None:
             self._check_weighed()
-        if torch.is_grad_enabled() and not self._job.shares:
-            self.let_in()
         if self._trained.is_outdated() and not self._job.undone:
             self.follow()
         if self._step_begin is None and self._can_go_on:
@@ -207,7 +220,7 @@ class Synchroniser:
             warnings.warn(
                 "a second backward since the last step: its gradients are added, as in plain PyTorch; if step() was "
                 "forgotten, call it; if this is meant, put all but the last backward into no_sync(), which is faster",
-                stacklevel=2,
+                stacklevel=users_level(),
             )
         if self.way.workers_step:
             self._synchronise(late=False)
@@ -276,8 +289,12 @@ class Synchroniser:
 
     def weigh(self, terms: float) -> None:
         """Before a backward: this worker's loss is a mean over so many terms; it counts as its part of all workers'."""
-        if terms < 0:
-            raise ConfigError(f"weigh({terms:g}): a mean is over 0 terms or more")
+        try:
+            terms = float(terms)
+        except (TypeError, ValueError):
+            terms = math.nan
+        if not 0 <= terms < math.inf:
+            raise ConfigError(f"weigh({terms:g}): a mean is over 0 terms or more; give their number, as (y >= 0).sum()")
         if self._job.undone:
             return
         self._check_weighed()
@@ -321,24 +338,35 @@ class Synchroniser:
         try:
             self._take_step(optimizers)
             self._count_step(optimizers)
-            finished, self._job.stepped, self._step_begin = True, self._job.batches, None
+            finished = self._finish_step()
+            self._job.done += 1
             self._end_step()
-            self._called = self._is_called()
-            if not self._called:
-                self._share_if_proven()
+            self._end_round()
         except CommunicationError as error:
             if not self._can_go_on:
                 raise
             self._end_step()
             self._go_on(error, finished)
+            finished = finished or (self._job.stayed and self._finish_step())
         self._emit(ParametersUpdated())
         return not self._job.undone and (finished or not isinstance(self.way, EveryStep))  # local steps stay
+
+    def _finish_step(self) -> bool:
+        self._job.stepped, self._step_begin, self._unedited = self._job.batches, None, None
+        return True
+
+    def _end_round(self) -> None:
+        """Whoever has come joins when the program's loop is done with the batch: until then nobody could tell it where
+        the others are."""
+        if self._is_called():
+            self._job.called = True
+        else:
+            self._share_if_proven()
 
     def _check_step_a_batch(self) -> None:
         """Only what was a step can be taken again, and who comes later can only begin after one."""
         job = self._job
-        again = self._can_go_on and isinstance(self.way, EveryStep)
-        if (again or job.by_rounds) and job.shares and job.stepped == job.batches:
+        if (self._takes_again or job.by_rounds) and job.shares and job.stepped == job.batches:
             raise ConfigError(
                 "a second step with one batch of gradtide.shard: in a job that may lose or gain workers a batch is in "
                 "one step, which can be taken again; sum the losses, or leave --min-workers and the like out"
@@ -377,9 +405,14 @@ class Synchroniser:
             for index in self._given_half.intersection(self._hooks.own_gradients()):
                 self.way.ready(index, weights[index])
         self._emit(GradientsReady())
-        if isinstance(self.way, SharedParameters) and (why := self.way.begin_step(weights)):
-            self._unshare(why)
-            return
+        if isinstance(self.way, SharedParameters):
+            if why := self.way.begin_step(weights):
+                self._unshare(why)
+                return
+            if self.way.nobody_gave:
+                self._check_backward()
+        elif self._job.size == 1 and not self._backwards and not self._kept_some:
+            self._check_backward()
         self._look_in_turn()
         if self.way.is_collective:  # before the step: should it fail, that never was
             self.way.share_buffers(self._uneven.first_going)
@@ -397,10 +430,12 @@ class Synchroniser:
         """Where each worker steps with the whole gradient."""
         if self._trained.closures and any(map(needs_closure, optimizers)):
             raise ConfigError("this optimizer computes the loss anew within its step; call optimizer.step(closure)")
-        self._synchronise_for(optimizers)
+        idle = self._synchronise_for(optimizers)
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
+        if idle and (self._job.size == 1 or (self.way.is_collective and not isinstance(self.way, LocalSteps))):
+            self._check_backward()
         self._stepping = True
         try:
             for optimizer in optimizers:
@@ -413,13 +448,28 @@ class Synchroniser:
             for parameter in self._trained.parameters:
                 parameter.grad = None
 
-    def _synchronise_for(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """A worker whose backward reached no parameter, or was in no_sync, gives its part now."""
-        if self._kept_some or self._rounds == max(self._stepped[id(optimizer)] for optimizer in optimizers):
+    def _synchronise_for(self, optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+        """A worker whose backward reached no parameter, or was in no_sync, gives its part now. Returns whether this
+        worker has seen no backward since these optimizers stepped."""
+        kept = self._kept_some
+        late = kept or self._rounds == max(self._stepped[id(optimizer)] for optimizer in optimizers)
+        if late:
             if self._trained.is_outdated():
                 self.follow()
             self._check_parts()
             self._synchronise(late=True)
+        return late and not kept
+
+    def _check_backward(self) -> None:
+        """This worker has seen no backward since the last step; with others, they have exchanged their gradients now.
+        If nobody has any, all of them are here. (A worker that weighs its part may leave out what has no terms.)"""
+        parameters = self._trained.parameters
+        none = all(parameter.grad is None for parameter in parameters) and any(p.requires_grad for p in parameters)
+        if none and self._wishes.trial and self._weighed is None:
+            raise ConfigError(
+                "step() without a backward: no worker has a gradient since the last step; call loss.backward() before "
+                "each step(), or leave this one out"
+            )
 
     def _check_parts(self) -> None:
         """What stayed here until now must be as backward left it: an edit of a part is not one of the whole."""
@@ -539,20 +589,95 @@ class Synchroniser:
     @contextlib.contextmanager
     def edit(self) -> Iterator[None]:
         """In it the parameters may be changed; afterwards all workers have what worker 0 has."""
-        if self._job.undone:  # it comes again, with the step that was lost
-            yield
+        if self._job.undone or not self._job.arrived or self._job.past_edits:
+            with self._void():
+                yield
             return
-        with self._purpose("in model.edit() or load_state_dict(), which all workers enter together"):
-            if self.way.is_collective:
-                self.meet()
-            with self.way.edit():
-                self._editing = True
-                try:
-                    yield
-                finally:
-                    self._editing = False
+        kept, led = KeptValues(self._trained) if self._takes_again else None, self.way.led
+        edited, told = None, False
+        try:
+            with self._purpose("in model.edit() or load_state_dict(), which all workers enter together"):
+                if self.way.is_collective:
+                    self.meet()
+                with self.way.edit():
+                    with self._edits():
+                        yield
+                    if kept is not None:
+                        edited = KeptValues(self._trained)
+                        self._count(True)  # all are here: who has not come yet has not edited
+        except CommunicationError as error:
+            if kept is None or edited is None:
+                raise
+            told = self._edit_again(error, kept, edited, led)
+        self._edited(kept, told=told)
+
+    @contextlib.contextmanager
+    def _edits(self) -> Iterator[None]:
+        self._editing = True
+        try:
+            yield
+        finally:
+            self._editing = False
+
+    @contextlib.contextmanager
+    def _void(self) -> Iterator[None]:
+        """What is edited in here comes again, with the step that was lost; or all did it before this worker came."""
+        kept, job = KeptValues(self._trained), self._job
+        if job.arrived and not job.undone:
+            job.past_edits, job.edits = job.past_edits - 1, job.edits + 1
+        try:
+            yield
+        finally:
+            kept.put_back()
+            if isinstance(self.way, SharedParameters):
+                self.way.forget_edits()
+
+    @property
+    def _takes_again(self) -> bool:
+        """Whether a step that is lost with a worker is taken again."""
+        return self._can_go_on and isinstance(self.way, EveryStep)
+
+    def _edit_again(self, error: CommunicationError, kept: KeptValues, edited: KeptValues, led: bool) -> bool:
+        """One died when all were to have the same edit. It comes again with the step that it is before; else those who
+        are left have it from one who does (returns whether that is so), or share it anew."""
+        while True:
+            kept.put_back()
+            if self._job.before_step:
+                self._keep_unedited(kept)
+                self._go_on(error, finished=False, asking=True)
+                return False
+            self._go_on(error, finished=True, asking=True)
+            if self._job.stayed:
+                return True
+            if self.way.led and not led and edited.is_now():
+                raise ConfigError(
+                    "worker 0 died within model.edit(), and nothing was changed in there on this worker, which is the "
+                    "first one now: what was changed on worker 0 alone is lost; make the same edit on all workers"
+                )
+            try:
+                with self.way.edit():
+                    edited.put_back()
+                    self._count(True)
+                return False
+            except CommunicationError as another:
+                error = another
+
+    def _keep_unedited(self, kept: KeptValues) -> None:
+        """Of the step that is under way, before its first edit."""
+        if self._unedited is None or self._unedited[0] != self._job.begun:
+            self._unedited = self._job.begun, kept
+
+    def _edited(self, kept: KeptValues | None, *, told: bool) -> None:
+        """All have the edit. `told`: by one who had finished it, and has counted it."""
+        job = self._job
+        if kept is not None and not job.undone:
+            if job.before_step:
+                self._keep_unedited(kept)
+            else:
+                job.done += not told
+            job.edits += not job.inside
         if isinstance(self.way, SharedParameters) and self.way.outdated:
-            self._anew()
+            self.together(self._anew, lambda: None)
         if self._trial is not None:
             self._trial.edited_properly()
 
@@ -588,10 +713,11 @@ class Synchroniser:
             if self._wishes.trial  # fit has no such options, or others
             else ""
         )
-        warnings.warn(
-            f"parameters are shared no more, since {why}; gradients are all-reduced, with the same results{advice}",
-            stacklevel=2,
-        )
+        if self._job.rank == 0:  # once, and not by each worker
+            warnings.warn(
+                f"parameters are shared no more, since {why}; gradients are all-reduced, with the same results{advice}",
+                stacklevel=users_level(),
+            )
         hooks = self._hooks
         self._anew()
         self._hooks.take_over(hooks)
@@ -736,6 +862,8 @@ class Synchroniser:
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         way, compression = self.way, self._wishes.compression
+        if not isinstance(state, Mapping) or (state and not {"outer", "compression"} & {*state}):
+            raise ConfigError("this is nothing that model.sync_state() gave; load what was saved beside the model")
         if isinstance(way, LocalSteps) and "outer" in state:
             way.load_state(state)
             return
@@ -769,8 +897,11 @@ class Synchroniser:
             return
         if not isinstance(self.way, OverServers) and sys.exc_info()[0] is None and self._trained.is_outdated():
             self.follow()
+        if sys.exc_info()[0] is None:
+            self._job.admit()
         self.together(self.way.finish, lambda: None)
-        self.let_in()
+        if sys.exc_info()[0] is None:
+            self._job.admit()  # where the last window has just ended
         self._look_at_the_end()
 
     def went_back(self) -> None:
@@ -855,31 +986,19 @@ class Synchroniser:
         elastic = self._job.elastic
         if elastic is None:
             return False
-        if isinstance(self.way, LocalSteps) and not self.way.together:
+        if self._is_apart:
             return False
         notice = elastic.notice()
         if notice is not None and elastic.number in notice.going:
             self.way.depart()
         if not self.way.is_collective:
             return False
-        called = self._count(notice is not None and notice.generation == elastic.generation) > 0
-        if called and isinstance(self.way, CompressedReduce):
-            self.way.hand_over(elastic.number, elastic.going)
-        return called
+        return self._count(notice is not None and notice.generation == elastic.generation) > 0
 
-    def let_in(self) -> None:
-        """The program has done with a batch: whoever was announced in its step, or where local steps met, comes or goes
-        now. So one who comes finds all in model.state that belongs to the steps so far."""
-        while self._job.elastic is not None:
-            way, error = self.way, None
-            if isinstance(way, LocalSteps) and way.is_called():
-                try:
-                    way.hand_over(self._job.elastic.number, self._job.elastic.going)
-                except CommunicationError as lost:
-                    error = lost
-            elif not self._called:
-                return
-            self._go_on(error, finished=True)
+    @property
+    def is_called(self) -> bool:
+        """Whether somebody comes or goes before the next batch; of local steps, where all have just met."""
+        return self._job.called or (isinstance(self.way, LocalSteps) and self.way.is_called)
 
     @property
     def can_go_on(self) -> bool:
@@ -895,7 +1014,25 @@ class Synchroniser:
         """A peer died between two steps, or within one, of several batches."""
         finished = not (self._job.undone or self.keeps_gradients)
         self._end_step()
-        self._go_on(error, finished, asking=True)
+        self._go_on(error, finished, asking=True, busy=self._job.inside > 0 or self._is_apart)
+
+    def admit(self) -> None:
+        """Between two batches."""
+        error: CommunicationError | None = None
+        if isinstance(self.way, CompressedReduce | LocalSteps) and self._job.elastic is not None:
+            try:
+                self.way.hand_over(self._job.elastic.number, self._job.elastic.going)
+            except CommunicationError as died:
+                error = died
+        self._go_on(error, finished=True, asking=True, busy=False)
+
+    def arrive(self) -> None:
+        """This newcomer is where the others are; what its script loaded until now, they had loaded long before."""
+        told, self._told = self._told, None
+        if isinstance(self.way, SharedParameters):
+            self.way.forget_edits()
+        elif told is not None:
+            told.restore()
 
     def _note_lost(self, *, tried: bool) -> None:
         job, self._lost = self._job, None
@@ -925,38 +1062,56 @@ class Synchroniser:
             self._forget_given()
             self._hooks.synchronised(self._equal_part())
 
-    def _go_on(self, error: CommunicationError | None, finished: bool, *, asking: bool = False) -> None:
+    def _go_on(
+        self, error: CommunicationError | None, finished: bool, *, asking: bool = False, busy: bool = True
+    ) -> None:
         """A peer died, or somebody comes or goes: the next members go on from the last finished step, and `shard` gives
-        the batch of a step that was lost again. `asking`: for the order of batches."""
+        the batch of a step that was lost again. `asking`: not in a step, but for the order of batches, say. `busy`: the
+        program is not done with the batch, so whoever comes has to wait."""
         last: LastStep | None = None
-        job, self._called = self._job, False
+        job, script = self._job, copy.deepcopy(self._job.state)
         undone = job.undone or (0 if finished else job.batches - job.begun)
+        done = (0, 0) if self._is_apart else (job.batches + job.behind - undone, job.done)
+        own = job.done
         while True:
             try:
-                apart = isinstance(self.way, LocalSteps) and not self.way.together and error is not None
-                self._job.regroup(keeps=self._keeps, apart=apart)  # from here on nobody writes to what the ranks shared
-                if isinstance(self.way, LocalSteps) and self._is_apart(self.way, asking):
+                # From here on nobody writes to what the ranks shared.
+                self._job.regroup(keeps=self._keeps, busy=busy, done=done)
+                if isinstance(self.way, LocalSteps) and self._meet_again(self.way, asking):
                     if self._wishes.compression is not None and error is not None:
                         self._wishes.compression.tell_of_death(self._job)
                     return
-                job.undone, self._wishes.outer.alike = undone, True
+                job.undone, job.done, job.stayed, self._wishes.outer.alike = undone, own, False, True
                 if last is None:
-                    if undone and self._step_begin is not None:
-                        self._step_begin.restore()
-                    self.way.close()
-                    last, self.way = LastStep(self._trained), Alone(self._emit)
+                    last = self._let_go_of_step()
                 last.restore()
                 if self._wishes.compression is not None:
                     self._wishes.compression.regrouped(died=error is not None)
                 self.way = self._choose_way()
                 self._hooks.remove()
                 self._hooks = self._watch()
+                if job.stayed:
+                    job.take_state(script)
                 self._note_lost(tried=not asking)
+                self._stepped = dict.fromkeys(self._stepped, self._rounds)  # what was synchronised and lost is no more
                 return
             except (PeerLost, PeerTimeout):
                 continue  # one more died meanwhile
             except CommunicationError as another:
                 raise another from error
+
+    def _let_go_of_step(self) -> LastStep:
+        """What was begun of a step that was lost, and what the script has noted in it, never was."""
+        job = self._job
+        if job.undone and self._step_begin is not None:
+            self._step_begin.restore()
+        self.way.close()
+        self.way = Alone(self._emit)
+        if job.undone:
+            if self._unedited is not None and self._unedited[0] == job.begun:
+                self._unedited[1].put_back()
+            job.take_state(job.state_before)
+        return LastStep(self._trained)
 
     @property
     def _keeps(self) -> bool:
@@ -965,7 +1120,12 @@ class Synchroniser:
         compression = self._wishes.compression
         return compression is not None and compression.residuals.hold_something
 
-    def _is_apart(self, way: LocalSteps, asking: bool) -> bool:
+    @property
+    def _is_apart(self) -> bool:
+        """Whether each worker takes its steps by itself, so that whoever comes waits for a meeting."""
+        return isinstance(self.way, LocalSteps) and not self.way.together
+
+    def _meet_again(self, way: LocalSteps, asking: bool) -> bool:
         """Local steps are not taken again: only the meeting is, if it was that which failed."""
         if not way.rejoin(open_group(self._trained, self._job, self._wishes), asking=asking):
             return False
@@ -980,6 +1140,12 @@ class Synchroniser:
         """Who leaves this block first takes part in the others' steps, with nothing to add, until all are done."""
         if isinstance(self.way, LocalSteps) and self.way.inside is not None:
             raise ConfigError("model.join() does not go with Local(within='host'); let loops have the same length")
+        if self._can_go_on:
+            raise ConfigError(
+                "model.join() in a job that may lose or gain workers: each worker's batches are its own, so those of a "
+                "step that is lost with a worker can't be given again; go over gradtide.shard, train over servers, or "
+                "leave --min-workers and the like out"
+            )
         over_servers = self.way.uneven() if isinstance(self.way, OverServers) else contextlib.nullcontext()
         with self._uneven.begun(), over_servers:
             yield

@@ -203,8 +203,8 @@ def find_trained(
             raise ConfigError(
                 f"{type(one).__name__} steps with a closure, which model.step() does not take; use another optimizer"
             )
-    if clip_norm is not None and clip_norm <= 0:
-        raise ConfigError(f"clip_norm is {clip_norm:g}; it must be above 0")
+    if clip_norm is not None and (isinstance(clip_norm, str | bool) or not clip_norm > 0):
+        raise ConfigError(f"clip_norm is {clip_norm!r}; it must be a number above 0")
     everything = list(module.named_parameters())
     here = {id(p) for _, p in everything}
     known = [] if before is None else [*before.everything, *before.left]

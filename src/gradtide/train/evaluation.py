@@ -115,6 +115,7 @@ def predict(
     computes its part, and all get everything. With `alone=True` this worker computes everything by itself. Raises
     ConfigError for a DataLoader that shuffles, and DataError for data that it can't read.
     """
+    check_model(model)
     found, group, parts = find_devices(devices), None if alone else _group(), list[Any]()
     casting = partial(_casting, check_precision(precision))
     if isinstance(data, DataLoader) and _shuffles(data):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from torch import Tensor
 
+from gradtide.calling import check_whole
 from gradtide.checkpoint.entries import FileEntry
 from gradtide.checkpoint.manifest import Manifest, check_header, check_part, check_sizes
 from gradtide.checkpoint.places import Place, open_place
@@ -71,6 +72,7 @@ class Checkpoints:
     options: dict[str, Any] = field(default_factory=dict)  # what must be as it was to go on
 
     def __post_init__(self) -> None:
+        check_whole("Checkpoints", every=self.every, keep=self.keep)
         if self.every < 0 or self.keep < 1:
             raise ConfigError(
                 f"a checkpoint every {self.every} steps, keeping {self.keep}, makes no sense; keep 1 or more"

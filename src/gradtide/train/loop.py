@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gradtide.calling import refuse_foreign_names
+from gradtide.calling import check_flags, refuse_foreign_names
 from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 from gradtide.events import BatchDone, CompressionDecided, Emit, EpochDone, ignore
@@ -17,7 +17,8 @@ from gradtide.observe.event_log import find_log
 from gradtide.parallel import DevicePool, find_devices
 from gradtide.parallel.devices.losses import LossFn, LossTerms
 from gradtide.parallel.devices.step import check_strategy
-from gradtide.train.arguments import FIT, FIT_UNNAMED, check_kinds, check_model
+from gradtide.timeouts import check_timeouts
+from gradtide.train.arguments import FIT, FIT_UNNAMED, check_kinds, check_model, check_unwrapped
 from gradtide.train.evaluation import make_loss
 from gradtide.train.keeper import Checkpoints, Keeper
 from gradtide.train.optimizers import OptimizerFactory, Optimizers
@@ -37,7 +38,7 @@ from gradtide.train.settings import (
 from gradtide.train.source import accumulated, as_source, with_equal_weights
 from gradtide.train.steering.callbacks import Callbacks, FitEnd
 from gradtide.train.steering.metrics import Metrics
-from gradtide.train.steering.progress import ProgressLine, wants_progress
+from gradtide.train.steering.progress import follow_progress
 from gradtide.train.steering.rates import Rates
 from gradtide.train.steering.schedules import RateSchedule, ScheduleFactory
 
@@ -108,7 +109,7 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     - `clip_norm` bounds the norm of the whole gradient.
     - `precision="bf16"` computes forward and the loss under autocast.
     - `callbacks` are functions of events (EarlyStopping, BestModel, CSVLog, TensorBoardLog among them).
-    - `progress` shows a line that follows the run: by default on a terminal.
+    - `progress=False` shows no progress: a bar on a terminal and in a notebook, a line every 10 seconds elsewhere.
     - `split` ("auto", a Layout, what `gradtide.split` gives, or text): the devices, or the workers of a job, each hold
       and compute a part of the model, as for `ModelParallel`, instead of a copy of it.
     - `batch_norm="shared"` normalises by the whole batch, not by each device's own part of it.
@@ -129,7 +130,10 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
     of all workers. With `Local`, workers also meet at the end of every epoch.
     """
     check_model(model)
+    check_unwrapped(model)
     check_kinds(lr, callbacks, checkpoints, epochs=epochs, batch_size=batch_size, seed=seed)
+    check_flags("fit", scale_batch=scale_batch, balance=balance)
+    check_timeouts("fit", timeouts)
     found, job = find_devices(devices), _job(sync)
     validation = check_validation(validation, test_data, metrics)
     shared_norm = check_batch_norm(batch_norm, sync_batch_norm, accumulate, balance)
@@ -171,15 +175,17 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
         check_batch(source.batch_size, len(found), job.size if job else 1)
     apart = check_local(sync, source.batches, checkpoints)
     rank = job.rank if job else 0
-    line = ProgressLine(epochs, source.batches) if wants_progress(progress, rank) else None
+    follow = follow_progress(progress, epochs, source.batches, job)
     steering = Steering(
         Metrics(metrics),
-        Callbacks([*(callbacks or []), *([] if line is None else [line])]),
+        Callbacks(callbacks),
         None if schedule is None else RateSchedule(schedule, schedule_per, rates),
         _check_clip(clip_norm),
+        follow,
     )
     log = find_log(rank, BatchDone, EpochDone)
     emit = steering.callbacks.around(emit if log is None else log.around(emit))
+    emit = emit if follow is None else follow.around(emit)
     keeping = checkpoints or Checkpoints("")
     options = {"accumulate": accumulate, "compress": smaller and str(smaller), "split": split is not None}
     options["samples a batch"] = source.batch_size
@@ -189,8 +195,8 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
 
         keeping = agree_on_checkpoint(keeping, job)
     keeper = Keeper(keeping, rank, job.size if job else 1, emit, apart=apart, alike=split is not None)
-    if line is not None and keeper.resumed is not None:
-        line.tell_resumed(keeper.resumed.position.step, keeper.resumed.address)
+    if follow is not None and keeper.resumed is not None and not rank:
+        follow.remark(f"going on after step {keeper.resumed.position.step}, from {keeper.resumed.address}")
     if job is None and keeper.has_left_out:  # of several workers: to be sent yet, by the one that there is now
         job = _job_of_one()
     keeper.load_model(model)
@@ -209,6 +215,8 @@ def fit(  # flat keywords on purpose: this is the call that a Keras user expects
             well = True
             return history
         finally:  # an interrupted run leaves what it learnt
+            if follow is not None:
+                follow.close()
             keeper.close()
             if log is not None:
                 log.close()

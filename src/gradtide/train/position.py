@@ -1,6 +1,7 @@
 """Where a run is: its epoch, the batches of it that are done, and what was seen so far."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +11,8 @@ __all__ = ["History", "Position", "share_positions"]
 
 
 class History(msgspec.Struct, dict=True):
-    """What a run saw, an entry an epoch: `print(history)` is a table, `history.plot("curve.png")` a picture."""
+    """What a run saw, an entry an epoch: `print(history)` is a table, `history.plot("curve.png")` a picture. A notebook
+    shows both."""
 
     loss: list[float] = []
     accuracy: list[float | None] = []
@@ -41,13 +43,26 @@ class History(msgspec.Struct, dict=True):
     def __str__(self) -> str:
         from gradtide.train.steering.table import as_table
 
-        return as_table(self.columns(), {"resumed": self.resumed, "stopped": self.stopped})
+        return as_table(self.columns(), self._remarks())
 
-    def plot(self, path: str) -> None:
-        """Draws loss and metrics over epochs into a picture: PNG, SVG or PDF, by the name's ending."""
-        from gradtide.train.steering.table import draw
+    def _repr_html_(self) -> str:
+        from gradtide.train.steering.table import as_html
 
-        draw(self.columns(), path)
+        return as_html(self.columns(), self._remarks())
+
+    def _remarks(self) -> dict[str, str]:
+        return {"resumed": self.resumed, "stopped": self.stopped}
+
+    def plot(self, path: str | Path | None = None) -> None:
+        """Draws loss and metrics over epochs into a picture: PNG, SVG or PDF, by the name's ending. Without a name a
+        notebook's cell shows it."""
+        from gradtide.train.steering.table import draw, show
+
+        columns = self.columns()
+        if path is None:
+            show(columns)
+        else:
+            draw(columns, path)
 
 
 class Position(msgspec.Struct):

@@ -40,6 +40,7 @@ from gradtide.train.run_state import DataGenerators
 from gradtide.train.source import Batch, BatchSource, ReadAhead, StepBatch, StepSource
 from gradtide.train.steering.callbacks import Callbacks, EpochEnd
 from gradtide.train.steering.metrics import Metrics
+from gradtide.train.steering.progress import RunProgress
 from gradtide.train.steering.rates import Rates
 from gradtide.train.steering.schedules import RateSchedule
 
@@ -59,6 +60,7 @@ class Steering:
     callbacks: Callbacks = field(default_factory=lambda: Callbacks(None))
     schedule: RateSchedule | None = None
     clip_norm: float | None = None
+    progress: RunProgress | None = None
 
 
 class Run:
@@ -181,10 +183,12 @@ class Run:
 
     def _tell_callbacks(self, at: Position, before: Mapping[str, int]) -> None:
         """The figures that this epoch added; one worker that wants to stop stops all."""
-        if not self._any_says(bool(self.steering.callbacks)):
-            return
         new = [(name, seen[-1]) for name, seen in at.history.columns().items() if len(seen) > before.get(name, 0)]
         values = {name: value for name, value in new if value is not None}
+        if self.steering.progress is not None:
+            self.steering.progress.tell_epoch(at.epoch, values)
+        if not self._any_says(bool(self.steering.callbacks)):
+            return
         module = self.replicas[0].module
         event = EpochEnd(at.epoch, at.step, values, at.history, module, self.is_main, self.is_lone)
         self._let_edit(lambda: self.steering.callbacks.tell(event))

@@ -125,8 +125,8 @@ def as_source(data: Any, batch_size: int, seed: int = 0, shuffle: bool = True, *
     if callable(data) and not isinstance(data, type):
         return BatchSource(lambda epoch: _pairs(data(), targets=targets), None, None)
     raise DataError(
-        f"can't train on {type(data).__name__}; pass (inputs, targets) as tensors or arrays, a Dataset, a DataLoader, "
-        "or a function that gives the batches of an epoch"
+        f"can't read batches from {type(data).__name__}; pass {'(inputs, targets)' if targets else 'inputs'} as "
+        "tensors or arrays, a Dataset, a DataLoader, or a function that gives the batches of an epoch"
     )
 
 

@@ -1,6 +1,7 @@
 """Pictures of steps: everything that happens is in them, and the same step gives the same bytes."""
 
 import json
+import re
 
 import pytest
 from step_shapes import mixed, pipeline
@@ -29,6 +30,17 @@ def test_a_step_is_drawn_with_devices_stages_numbers_and_what_idles(tmp_path):
     assert text == (tmp_path / "again.svg").read_text()
     for wanted in (*NAMES, "stage 2", "exchange of shards", "sum of gradients", "idle", step_title(plan)):
         assert f"{wanted} -->" in text or f" {wanted}" in text or f">{wanted}" in text, wanted
+
+
+def test_a_picture_says_what_its_numbers_are_and_of_one_micro_batch_has_none(tmp_path):
+    texts = []
+    for micros in (3, 1):
+        plan = build_step(pipeline(2, micros), NAMES[:2])
+        draw_step(plan, simulate_step(plan, WIRED), tmp_path / "it.svg")
+        texts.append(re.findall(r"<!-- (.*?) -->", (tmp_path / "it.svg").read_text()))
+    assert {"0", "1", "2", "number of the micro-batch, from 0"} <= set(texts[0])
+    assert "number of the micro-batch, from 0" not in texts[1]
+    assert texts[1].count("0") == 1  # of the axis
 
 
 @pytest.mark.parametrize("kind", ["png"])

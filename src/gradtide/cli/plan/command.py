@@ -92,6 +92,8 @@ def parser() -> _Parser:
 
 def plan(arguments: Sequence[str]) -> None:
     """The command, with the words that follow `gradtide plan`."""
+    from gradtide.cli.table import tell_written
+
     asked = parser().parse_args(arguments)
     step = _step_asked(asked)
     compress = _compress_asked(asked)
@@ -101,6 +103,8 @@ def plan(arguments: Sequence[str]) -> None:
     if not asked.topology:
         raise ConfigError("TOPOLOGY is missing: a preset or a file; see gradtide plan -h")
     if bool(asked.size) == bool(asked.sizes):
+        if not asked.hosts:
+            _wired(asked)  # an unknown name is said first: a size would not help
         raise ConfigError("plan needs either --size, as 160MB, or --sizes, as 4KB..1GB")
     _check_together(asked, step, compress)
     devices = [name.strip() for name in asked.devices.split(",")] if asked.devices else None
@@ -118,13 +122,14 @@ def plan(arguments: Sequence[str]) -> None:
         return
     found = _find(topology, asked.size, among, asked.rival)
     more = _PlanExtras(step, _forecast_compression(compress, found, topology), _upgrades(asked, found))
-    _print(found, more, as_json=asked.json)
     if asked.draw:
         found.draw(asked.draw)
     if asked.timeline:
         found.timeline(asked.timeline)
     if asked.schedule:
         _save(found, asked.schedule)
+    _print(found, more, as_json=asked.json)  # after the files: who reads it may stop at any line
+    tell_written(asked.draw, asked.timeline, asked.schedule, as_data=asked.json)
 
 
 def _check_together(asked: argparse.Namespace, step: "StepAsked | None", compress: "Compress | None") -> None:

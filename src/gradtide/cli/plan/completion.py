@@ -8,14 +8,14 @@ from typer.core import TyperCommand
 
 from gradtide.cli.plan.command import OPTIONS, SUMMARY, TOPOLOGY
 
-__all__ = ["PlanCommand", "complete_topology", "help_text"]
+__all__ = ["PlanCommand", "complete_topology", "help_text", "with_options"]
 
 
 class PlanCommand(TyperCommand):
     """Completes the options of argparse; parses nothing."""
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        return _with_options().shell_complete(ctx, incomplete)
+        return with_options().shell_complete(ctx, incomplete)
 
 
 def complete_topology(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -27,12 +27,12 @@ def complete_topology(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def help_text() -> str:
     """The help of `gradtide plan`, as that of all other commands looks."""
-    command = _with_options()
+    command = with_options()
     with command.make_context("gradtide plan", [], resilient_parsing=True) as context:
         return f"{command.get_help(context)}\n"
 
 
-def _with_options() -> Any:
+def with_options() -> Any:
     """A command that does nothing, with the options of `gradtide plan`."""
 
     def nothing(**options: str) -> None:

@@ -5,7 +5,7 @@ import re
 from argparse import Namespace
 from typing import Any
 
-from gradtide.cli.table import BOLD, styled, table_lines
+from gradtide.cli.table import BOLD, styled, table_lines, tell_written
 from gradtide.draw.hosts import draw_hosts
 from gradtide.errors import ConfigError
 from gradtide.schedule.explain import short_seconds, short_size
@@ -40,16 +40,17 @@ def show_hosts(asked: Namespace, among: tuple[Any, ...]) -> None:
     wired = [_sized(asked, hosts) for hosts in numbers]  # what is wrong with one is said before the first is planned
     plans = [find_plan(topology, asked.size, among[0]) for topology in wired]
     title = f"{among[0]} of {short_size(plans[0].request.size_bytes)} on {_without_number(wired[-1].name, numbers[-1])}"
+    if asked.output:
+        times = [plan.best.seconds for plan in plans]
+        names, bounds = [plan.best.name for plan in plans], [plan.bound_seconds for plan in plans]
+        draw_hosts(asked.output, numbers, times, bounds, names, title)
     if asked.json:
         print(json.dumps({"hosts": numbers, "plans": [_as_data(plan) for plan in plans]}, indent=2))
     else:
         cells = [_cells(hosts, plan) for hosts, plan in zip(numbers, plans, strict=True)]
         head, *lines = table_lines(("hosts", "devices", "strategy", "time", "lower bound", "× bound"), cells)
         print("\n".join([styled(BOLD, title), styled(BOLD, head), *lines]))
-    if asked.output:
-        times = [plan.best.seconds for plan in plans]
-        names, bounds = [plan.best.name for plan in plans], [plan.bound_seconds for plan in plans]
-        draw_hosts(asked.output, numbers, times, bounds, names, title)
+    tell_written(asked.output, as_data=asked.json)
 
 
 def _sized(asked: Namespace, hosts: int) -> Topology:

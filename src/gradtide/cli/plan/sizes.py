@@ -4,6 +4,7 @@ import json as json_text
 from pathlib import Path
 from typing import Any
 
+from gradtide.cli.table import tell_written
 from gradtide.draw.sizes import draw_sizes, winning_regions
 from gradtide.errors import ConfigError
 from gradtide.schedule.bound import bound
@@ -30,6 +31,9 @@ def show_sizes(wired: Topology, sizes: str, asked: tuple[Any, ...], json: bool, 
     seconds = seconds_of_each(request_of, steps)
     lower = bound(request_of(high)).seconds
     regions = winning_regions(steps, seconds)
+    if output:
+        bounds = [lower * size / high for size in steps]
+        draw_sizes(output, steps, seconds, bounds, title=f"{collective} on {wired.name}")
     if json:
         found = [{"name": r.name, "from_bytes": r.from_bytes, "to_bytes": r.to_bytes} for r in regions]
         data = {"bound_seconds_per_byte": lower / high, "winners": found, "sizes": steps, "seconds": seconds}
@@ -38,9 +42,7 @@ def show_sizes(wired: Topology, sizes: str, asked: tuple[Any, ...], json: bool, 
         print(f"{collective} on {wired.name}")
         for region in regions:
             print(f"  {_size(region.from_bytes):>9} to {_size(region.to_bytes):<9} {region.name}")
-    if output:
-        bounds = [lower * size / high for size in steps]
-        draw_sizes(output, steps, seconds, bounds, title=f"{collective} on {wired.name}")
+    tell_written(output, as_data=json)
 
 
 def _doubling(low: int, high: int) -> list[int]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradtide.cli.table import BOLD, DIM, GREEN, styled, table_lines
+from gradtide.cli.table import BOLD, DIM, GREEN, styled, table_lines, tell_written
 from gradtide.errors import ConfigError
-from gradtide.schedule.explain import short_seconds, short_size
+from gradtide.schedule.explain import short_size
+from gradtide.schedule.step.choice.wording import SPLIT_HEADS, split_cells
 from gradtide.topology.wording import nearest
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from gradtide.schedule.step.planned import SplitPlan, SplitRow
 
 __all__ = ["split", "split_text"]
-
-HEADS = ("layout", "time", "closed form", "× bound", "a device", "idle", "together", "busiest link")
-WIDEST = 70  # of a layout's text
 
 
 def split(
@@ -64,13 +62,13 @@ def split(
     split_wishes(order or "1f1b", counts).counts(batch)
     costs = _measured(model, batch, optimizer, threads, devices, topology)
     found = plan_split(costs, devices, topology, memory, order=order, micro_batches=counts, speeds=faster)
-    print(split_text(found, model, [_compared(name, found) for name in rivals]))
+    text = split_text(found, model, [_compared(name, found) for name in rivals])
     if draw is not None:
         found.draw(draw)
     if json is not None:
         found.save(json)
-    if written := [str(path) for path in (draw, json) if path is not None]:
-        print(f"written: {', '.join(written)}")
+    print(text)  # after the files: who reads it may stop at any line
+    tell_written(draw, json)
 
 
 def _check_files(draw: Path | None, json: Path | None) -> None:
@@ -172,10 +170,8 @@ def _builtin() -> "dict[str, Callable[[], tuple[nn.Module, Any]]]":
 
 def split_text(found: "SplitPlan", model: str, rivals: "list[SplitRow | str]") -> str:
     """The winner first, the bound last, below them why, and what was not taken."""
-    rows = [_cells(row) for row in found.table]
-    rows += [_cells(row) for row in rivals if not isinstance(row, str)]
-    bound = ("lower bound", short_seconds(found.bound_seconds), "", "1.000", "", "", "", "")
-    head, best, *others = table_lines(HEADS, [*rows, bound])
+    rows = [*found.table, *(row for row in rivals if not isinstance(row, str))]
+    head, best, *others = table_lines(SPLIT_HEADS, split_cells(rows, found.bound_seconds))
     lines = [styled(BOLD, head), styled(GREEN, best), *others[:-1], styled(DIM, others[-1])]
     on = ", ".join(f"{short_size(size)} on {count}" for count, size in found.bytes_on.items())
     title = f"{model}, {found.costs.samples} samples, on {found.devices.topology.name} ({len(found.devices)} devices)"
@@ -183,11 +179,3 @@ def split_text(found: "SplitPlan", model: str, rivals: "list[SplitRow | str]") -
     notes += [f"{row}." for row in rivals if isinstance(row, str)]
     least = f"Memory a device that is sure to be enough for some layout: {on}."
     return "\n".join([styled(BOLD, title), *lines, "", f"{found.explain()}.", least, *(styled(DIM, n) for n in notes)])
-
-
-def _cells(row: "SplitRow") -> tuple[str, ...]:
-    text = row.text if row.name == row.text else f"{row.name}: {row.text}"
-    text = text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
-    times = short_seconds(row.seconds), short_seconds(row.closed_form_s), f"{row.ratio:.3f}"
-    memory = short_size(float(f"{row.device_bytes:.3g}"))
-    return (text, *times, memory, f"{row.bubble:.0%}", str(row.synchronisations), row.busiest_link or "-")

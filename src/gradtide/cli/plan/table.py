@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradtide.cli.table import BOLD, DIM, GREEN, styled, table_lines
-from gradtide.schedule.explain import short_seconds, short_size
+from gradtide.schedule.explain import PLAN_HEADS, plan_cells
 from gradtide.schedule.plan import Plan
 
 __all__ = ["json_text", "table_text"]
 
 MANY = 32  # devices
-HEADS = ("strategy", "time", "bandwidth", "× bound", "busiest link", "on the wire", "steps")
 
 
 def json_text(found: Plan, more: Mapping[str, Any] | None = None) -> str:
@@ -33,7 +32,7 @@ def json_text(found: Plan, more: Mapping[str, Any] | None = None) -> str:
 
 def table_text(found: Plan) -> str:
     """The winner first, the bound last, and below them why. A line that is too long is the terminal's to wrap."""
-    lines = table_lines(HEADS, _cells(found))
+    lines = table_lines(PLAN_HEADS, plan_cells(found.table, found.bound_seconds))
     lines = [styled(BOLD, lines[0]), styled(GREEN, lines[1]), *lines[2:-1], styled(DIM, lines[-1])]
     skipped = [styled(DIM, line) for line in _skipped(found)]
     return "\n".join([styled(BOLD, found.title), *lines, "", found.explain(), *skipped])
@@ -43,15 +42,4 @@ def _skipped(found: Plan) -> list[str]:
     """A line for each strategy that does not apply; of a large cluster one for each reason."""
     if len(found.request.devices) <= MANY:
         return [f"{name} does not apply: {reason}." for name, reason in found.skipped.items()]
-    names: dict[str, list[str]] = {}
-    for name, reason in found.skipped.items():
-        names.setdefault(reason, []).append(name)
-    return [f"Left out: {', '.join(some)}: {reason}." for reason, some in names.items()]
-
-
-def _cells(found: Plan) -> list[tuple[str, ...]]:
-    cells: list[tuple[str, ...]] = []
-    for row in found.table:
-        times = (short_seconds(row.seconds), short_seconds(row.bandwidth_seconds), f"{row.ratio:.3f}")
-        cells.append((row.name, *times, row.busiest_link, short_size(row.wire_bytes), str(row.steps)))
-    return [*cells, ("lower bound", "", short_seconds(found.bound_seconds), "1.000", "", "", "")]
+    return [f"Left out: {', '.join(some)}: {reason}." for reason, some in found.left_out().items()]

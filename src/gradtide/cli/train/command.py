@@ -15,14 +15,14 @@ import typer
 from gradtide.cli.doctor.limits import busy_line
 from gradtide.cli.stopping import exit_code
 from gradtide.cli.table import print_table
-from gradtide.cli.train.keeping import before_resuming, check_keeping, plan_keeping, tell_failure
+from gradtide.cli.train.keeping import before_resuming, check_keeping, plan_keeping
 from gradtide.cli.train.meeting import check_local
 from gradtide.cli.train.splitting import check_split_options
 from gradtide.cli.watch.dashboard import check_dashboard, dashboard_beside
 from gradtide.cli.watch.trace import TRACED, RunWatchers
 from gradtide.environment import extend_environment
-from gradtide.errors import ConfigError, DataError
-from gradtide.events import BatchDone, Emit, EpochDone, Event, SplitDecided, ignore
+from gradtide.errors import ConfigError
+from gradtide.events import Emit, Event, SplitDecided, ignore
 
 if TYPE_CHECKING:
     from gradtide.observe.meter import Totals
@@ -160,6 +160,7 @@ def train(
         "seed": seed,
         "loss": loss,
         "optimizer": optimizer,
+        "progress": False if as_json else None,
         **({} if schedule is None else {"schedule": schedule, "schedule_per": schedule_per}),
         **({} if not callback else {"callbacks": callback}),
         **({} if not metric else {"metrics": metric}),
@@ -227,8 +228,10 @@ def _train_and_report(settings: "Settings", baseline: bool, path: Path, as_json:
             for names in runs:
                 title, alone = f"{len(names)} device{'s' if len(names) > 1 else ''}", names is not runs[0]
                 watch = log.observe if any(watched) and not alone else ignore
+                if len(runs) > 1 and not as_json:
+                    typer.echo(f"gradtide: {title}", err=True)
                 with _share_of_the_cores(len(found) if alone else 1):
-                    results[title] = _one_run(settings, names, title, datasets, folder, watch, not as_json, alone)
+                    results[title] = _one_run(settings, names, title, datasets, folder, watch, alone)
         log.close()
     except KeyboardInterrupt as stop:
         folder.close()
@@ -270,7 +273,6 @@ def _one_run(
     datasets: tuple[Any, Any],
     folder: "RunFolder",
     watch: Emit,
-    show: bool,
     baseline: bool,
 ) -> "Totals":
     from gradtide.observe.meter import Meter
@@ -282,73 +284,24 @@ def _one_run(
     model = build_model(settings.model, settings.fit["seed"])
     meter, record = Meter(), folder.observer(title)
     final = folder.metrics.parent / "model.safetensors"
-    with _Progress(title, _samples(train_data, settings.fit["epochs"]), show) as progress:
 
-        def emit(event: Event) -> None:
-            meter.observe(event)
-            record(event)
-            watch(event)
-            progress.observe(event, meter.totals)
+    def emit(event: Event) -> None:
+        meter.observe(event)
+        record(event)
+        watch(event)
+        if isinstance(event, SplitDecided):
+            print(f"split: {event.text}", file=sys.stderr)
 
-        keeping, options = settings.keeping(), settings.arguments()
-        if baseline:
-            options.pop("split", None)
-        options |= {"devices": devices, "checkpoints": keeping, "progress": False}
-        options["emit"] = emit if baseline else without_old_model(final, emit)
-        fit(model, train_data, validation=test_data, **options)
+    keeping, options = settings.keeping(), settings.arguments()
+    if baseline:
+        options.pop("split", None)
+    options |= {"devices": devices, "checkpoints": keeping}
+    options["emit"] = emit if baseline else without_old_model(final, emit)
+    fit(model, train_data, validation=test_data, **options)
     if not baseline:
         write_model(final, model.state_dict())
     folder.summary(title, meter.totals.as_dict())
     return meter.totals
-
-
-def _samples(data: Any, epochs: int) -> int | None:
-    """Of all epochs; None where only reading tells."""
-    from gradtide.parallel.devices.nested import length
-
-    try:
-        if isinstance(data, tuple | list):
-            return length(data[0]) * epochs
-        return len(getattr(data, "dataset", data)) * epochs
-    except (TypeError, DataError):
-        return None
-
-
-class _Progress:
-    """A live bar with loss, accuracy and samples/s."""
-
-    def __init__(self, title: str, samples: int | None, show: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("epoch {task.fields[epoch]}  loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
-            TextColumn("{task.fields[rate]} samples/s"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            disable=not show,
-        )
-        self._task = self._bar.add_task(title, total=samples, epoch=1, loss="-", accuracy="-", rate="-")
-
-    def __enter__(self) -> "_Progress":
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        if self._bar.live.is_started:
-            self._bar.stop()
-
-    def observe(self, event: Event, totals: "Totals") -> None:
-        self._bar.start()  # with the first event: a run that can't start shows no bar
-        tell_failure(event)
-        if isinstance(event, SplitDecided):
-            self._bar.console.print(f"split: {event.text}", highlight=False)
-        if isinstance(event, BatchDone):
-            rate = f"{totals.samples_per_s:,.0f}"
-            self._bar.update(self._task, advance=event.samples, epoch=event.epoch, loss=f"{event.loss:.3f}", rate=rate)
-        elif isinstance(event, EpochDone) and event.test_accuracy is not None:
-            self._bar.update(self._task, accuracy=f"{event.test_accuracy:.3f}")
 
 
 def _show_table(results: dict[str, "Totals"], path: Path, *, split: bool) -> None:

@@ -48,7 +48,10 @@ def plan_keeping(keeping: dict[str, Any], settings: "Settings", path: Path, sync
         options["devices"] = len(find_devices(settings.devices))
     options |= {"sync": sync} if sync is not None else {}
     if keeping["resume"]:
-        _tell_resume(newest, options, settings.fit["epochs"], where, path)
+        _check_resume(newest, options, settings.fit["epochs"], where, path)
+    if newest is not None and settings.fit["progress"] is False:  # else fit says so
+        at = f"after step {newest.manifest.step}, from {newest.address}"
+        print(f"gradtide: going on {at}", file=sys.stderr, flush=True)
     return {
         "path": where,
         "every": keeping["every"],
@@ -59,8 +62,8 @@ def plan_keeping(keeping: dict[str, Any], settings: "Settings", path: Path, sync
     }
 
 
-def _tell_resume(newest: "Taken | None", options: dict[str, Any], epochs: int, where: str, path: Path) -> None:
-    """Says where a run goes on, or why it can't, before anything of what is there is touched."""
+def _check_resume(newest: "Taken | None", options: dict[str, Any], epochs: int, where: str, path: Path) -> None:
+    """Says that a run begins, or why it can't go on, before anything of what is there is touched."""
     if newest is None:
         if any((path / name).exists() for name in ("metrics.jsonl", "worker-0.jsonl")):
             raise ConfigError(
@@ -78,7 +81,6 @@ def _tell_resume(newest: "Taken | None", options: dict[str, Any], epochs: int, w
             raise ConfigError(
                 f"{newest.address} is in epoch {at['epoch']}, beyond --epochs {epochs}; say a larger number"
             )
-    print(f"gradtide: going on after step {newest.manifest.step}, from {newest.address}", file=sys.stderr, flush=True)
 
 
 def before_resuming(

@@ -31,7 +31,8 @@ _LOOK_S = 0.2
 class Progress:
     """Follows what workers write down, and shows how far each is."""
 
-    def __init__(self, folder: Path, facts: RunFacts, terminal: Terminal) -> None:
+    def __init__(self, folder: Path, facts: RunFacts, terminal: Terminal, *, tells: bool) -> None:
+        """`tells`: of the first worker, too, that a checkpoint failed; else its fit does."""
         workers = facts.workers
         self._folder, self._facts = folder, facts
         self._untold = True  # the folder does not say yet what run it is of
@@ -40,7 +41,7 @@ class Progress:
         self._meters = [Meter() for _ in range(workers)]
         self._last: list[BatchDone | None] = [None] * workers
         self._failed: list[CheckpointFailed] = []  # that nobody was told of yet
-        self._terminal = terminal
+        self._terminal, self._tells = terminal, tells
 
     @property
     def began(self) -> bool:
@@ -82,7 +83,7 @@ class Progress:
             for timed in reader.read():
                 self.logs[rank].append(timed)
                 self._meters[rank].note(timed)
-                if isinstance(timed.event, CheckpointFailed):
+                if isinstance(timed.event, CheckpointFailed) and (rank or self._tells):
                     self._failed.append(timed.event)
                 if isinstance(timed.event, BatchDone):
                     self._last[rank] = timed.event

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from gradtide import errors
 from gradtide.cli.train.keeping import before_resuming, plan_keeping
 from gradtide.cli.watch.dashboard import dashboard_beside
 from gradtide.cli.watch.trace import TRACED, RunWatchers
@@ -48,6 +49,9 @@ def train_with_workers(
     asked: dict[str, Any], workers: int, servers: int, keeping: dict[str, Any], as_json: bool, watched: RunWatchers
 ) -> None:
     """`asked` has the fields of train.settings.Settings. Nothing of torch is loaded here before a worker's is begun."""
+    terminal = Terminal(show=not as_json)
+    if terminal.shows:  # a table of all workers
+        asked["fit"]["progress"] = False
     if keeping["every"] or keeping["resume"]:  # then which one it goes on with is known only when they are looked at
         from gradtide.train.settings import Settings
 
@@ -57,11 +61,10 @@ def train_with_workers(
     target = Target("gradtide.train.together.worker", (json.dumps(asked),), is_module=True)
     spec = Spec(target=target, workers=workers, preload="gradtide.parallel.preload")
     check_spec(spec)
-    terminal = Terminal(show=not as_json)
     with ExitStack() as stack:
         launcher = stack.enter_context(Launcher(spec, partial(_Beside, terminal)))
         from gradtide.cli.train.report import Progress, conclude
-        from gradtide.observe.run_facts import RunFacts
+        from gradtide.observe.run_facts import RunFacts, note_end
         from gradtide.train.settings import Settings
 
         settings = Settings(**asked)
@@ -73,12 +76,15 @@ def train_with_workers(
             variables["GRADTIDE_STORE"] = store.address
         title = f"{folder.path.name}: {settings.title(workers, servers)}"
         facts = RunFacts(title, workers, servers, variables.get("GRADTIDE_STORE", ""))
-        progress = Progress(folder.path, facts, terminal)
-        with dashboard_beside(watched.dashboard, folder.path, facts.store), progress.following():
-            code = launcher.run(variables)
+        progress = Progress(folder.path, facts, terminal, tells=settings.fit["progress"] is False)
+        with dashboard_beside(watched.dashboard, folder.path, facts.store):
+            with progress.following():
+                code = launcher.run(variables)
+            note_end(folder.path, code)
     if progress.began:
         conclude(folder, settings.title(workers, servers), progress.logs, as_json, whole=code == 0)
-    raise typer.Exit(code)
+    ours = launcher.job.cause is not None and hasattr(errors, launcher.job.cause.kind)
+    raise typer.Exit(2 if code and ours else code)
 
 
 def _start_servers(servers: int, settings: "Settings", keeping: dict[str, Any], events: Path | None) -> "LocalServers":

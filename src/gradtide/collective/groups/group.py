@@ -147,7 +147,12 @@ class Group:
         Without a strategy, ranks on one host are added in rank order whatever the size. A strategy is a name ("ring"),
         "auto" (the fastest on `self.topology`), the Path of a schedule's file, or a Schedule.
         """
-        plan = self._plans.get((op, tensor.dtype, tensor.shape))
+        try:
+            plan = self._plans.get((op, tensor.dtype, tensor.shape))
+        except AttributeError:
+            raise ConfigError(
+                f"all_reduce needs a tensor, not {type(tensor).__name__}; say torch.tensor(...)"
+            ) from None
         # The shortest way: one compiled call does it all. What Python does around it is a microsecond.
         if plan is not None and strategy is None and tensor.is_cpu and tensor.is_contiguous():
             if async_op or not self._enter():
@@ -492,6 +497,11 @@ class Group:
         if isinstance(self._backend, ManyHosts):
             self._backend.watch.compare_clocks(tell)
 
+    def advise(self, text: str) -> None:
+        """What else to say from now on to ranks that ask for different things."""
+        if text not in self._host.board.advice:
+            self._host.board.advice += f"; {text}"
+
     @contextmanager
     def purpose(self, text: str) -> Iterator[None]:
         """In it, who waits in vain or finds others at something else says what it is doing: "in gradtide.shard"."""
@@ -536,8 +546,8 @@ class Group:
     # --- How ---
 
     def _check_rank(self, rank: int) -> None:
-        if not 0 <= rank < self.size:
-            raise ConfigError(f"group {self.name!r} has ranks 0 to {self.size - 1}, not {rank}")
+        if not isinstance(rank, int) or not 0 <= rank < self.size:
+            raise ConfigError(f"group {self.name!r} has ranks 0 to {self.size - 1}, not {rank!r}")
 
     def _check_peer(self, rank: int, what: str) -> None:
         self._check_rank(rank)

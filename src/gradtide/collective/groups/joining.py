@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gradtide.calling import check_whole
 from gradtide.collective.executors.runner import Runner
 from gradtide.collective.groups.many_hosts import Between, ManyHosts
 from gradtide.collective.host.board import Board, BoardLayout
@@ -189,5 +190,6 @@ def _prefix(name: str, store: Any) -> Any:
 
 
 def _check(rank: int, size: int) -> None:
+    check_whole("Group", rank=rank, size=size)
     if size < 1 or not 0 <= rank < size:
         raise ConfigError(f"rank {rank} of {size} makes no sense; ranks go from 0 to size - 1")

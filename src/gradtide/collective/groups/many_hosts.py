@@ -135,7 +135,7 @@ class ManyHosts:
         """The same Mismatch on every rank, if not all ask for the same."""
         said = self._say(call, error)
         sides = "; ".join(f"the host of rank {leader}: {what}" for leader, what in said.items())
-        return Mismatch(f"the hosts ask for different things ({sides}); make them call the same operation")
+        return Mismatch(f"the hosts ask for different things ({sides}); {self.host.board.advice}")
 
     def _say(self, call: Call, error: Exception) -> dict[int, str]:
         """What each host asks for, by its leader. Who finds a mismatch inside a host tells the other hosts, on every

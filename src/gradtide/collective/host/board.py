@@ -107,6 +107,7 @@ class Board:
         self._closed = False
         self.notice_s = NOTICE_S
         self.purpose = ""  # what this rank's caller is doing, in the user's words
+        self.advice = "make them call the same operation in the same order"  # to who finds others at something else
         notes, failures = self.bytes[self.layout.notes :].split([LINE_BYTES * size, _FAILURE_BYTES * size])
         self._notes = notes.view(torch.int64).view(size, -1).numpy()
         self._failures = failures.view(size, -1).numpy()
@@ -179,9 +180,7 @@ class Board:
         sides = "; ".join(
             f"{self._called([r for r in range(self.size) if said[r] == t])}: {t}" for t in dict.fromkeys(said)
         )
-        raise Mismatch(
-            f"the ranks ask for different things ({sides}); make them call the same operation in the same order"
-        )
+        raise Mismatch(f"the ranks ask for different things ({sides}); {self.advice}")
 
     # --- Single counters ---
 

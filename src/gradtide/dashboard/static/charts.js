@@ -1,18 +1,22 @@
 // Lines over time (uPlot), the task stream and the shard map (canvas).
-import { $, colour, element, number } from "./words.js";
+import { $, colour, element, lasting, number } from "./words.js";
 
 const lines = {};
 
-export function drawLine(id, label, points, slot) {
-  const xs = points.map((_, i) => i * slot), box = $(id);
+// Ticks of time, in seconds.
+const TIMES = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432800, 864000];
+
+// A point stands in the middle of its bin.
+export function drawLine(id, label, points, slot, fromZero = false) {
+  const xs = points.map((_, i) => (i + 0.5) * slot), box = $(id);
   if (!lines[id]) {
     const axis = () => ({ stroke: () => colour("--soft"), grid: { stroke: () => colour("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" });
     const values = (_, ticks) => ticks.map((tick) => number(tick));
     lines[id] = new uPlot({
       width: Math.max(200, box.clientWidth), height: 190, legend: { show: false }, cursor: { drag: { x: false } },
-      scales: { x: { time: false } },
+      scales: { x: { time: false }, y: fromZero ? { range: (_, low, high) => [0, (high || 1) * 1.1] } : {} },
       series: [{}, { label, stroke: () => colour("--accent"), width: 1.8, spanGaps: true, points: { show: points.length < 2 } }],
-      axes: [{ ...axis(), size: 28, values: (_, ticks) => ticks.map((tick) => `${number(tick, 4)} s`) }, { ...axis(), size: 62, values }],
+      axes: [{ ...axis(), size: 28, incrs: TIMES, values: (_, ticks) => ticks.map((tick) => (tick ? lasting(tick) : "0")) }, { ...axis(), size: 62, values }],
     }, [xs, points], box);
     new ResizeObserver(() => lines[id].setSize({ width: Math.max(200, box.clientWidth), height: 190 })).observe(box);
   }
@@ -65,8 +69,8 @@ export function drawStream(spans, workers, phases) {
     drawShare(made, worker, phases, canvas);
   }
   box.append(axis);
-  axis.children[0].textContent = known.length ? `${number(from, 5)} s` : "no events yet";
-  axis.children[1].textContent = known.length ? `${number(end, 5)} s since the first step; below: of all time` : "";
+  axis.children[0].textContent = known.length ? lasting(from) : "no events yet";
+  axis.children[1].textContent = known.length ? `${lasting(end)} since the first step; below: of all time` : "";
 }
 
 function drawShare(made, worker, phases, canvas) {
@@ -83,7 +87,7 @@ function drawShare(made, worker, phases, canvas) {
   canvas.setAttribute("aria-label", `worker ${worker.rank}: ${told.join(", ")}`);
 }
 
-const HUES = [214, 28, 146, 268, 340, 184, 52, 300, 100, 236];
+const SERVERS = 8; // colours, as the lines of plans have them
 
 function drawKey(box, servers, paint) {
   let key = box.querySelector("ul");
@@ -109,12 +113,12 @@ export function drawShards(shards, servers) {
   const columns = 64, rows = Math.ceil(shards.count / columns), high = 6 + 4 * shards.replicas, height = rows * (high + 2);
   canvas.style.height = `${height}px`;
   const [pen, width] = prepare(canvas, height), wide = width / columns;
-  const dark = document.documentElement.dataset.theme === "dark";
-  const paint = (server, part = 1) => `hsl(${HUES[server % HUES.length]} 60% ${dark ? 62 : 50}% / ${part})`;
+  const paints = Array.from({ length: SERVERS }, (_, i) => colour(`--server-${i}`));
+  const paint = (server, part = 255) => paints[server % SERVERS] + part.toString(16);
   let at = 0;
   for (const [count, owner, copies, joining] of shards.runs) {
     const first = servers[owner] && servers[owner].state === "dead" ? colour("--bad") : paint(owner);
-    const below = [...copies.map((server) => paint(server, 0.75)), ...joining.map((server) => paint(server, 0.3))].slice(0, shards.replicas);
+    const below = [...copies.map((server) => paint(server, 190)), ...joining.map((server) => paint(server, 75))].slice(0, shards.replicas);
     for (let shard = at; shard < at + count; shard += 1) {
       const x = (shard % columns) * wide, y = Math.floor(shard / columns) * (high + 2);
       pen.fillStyle = first;

@@ -1,11 +1,11 @@
 // Reads the stream and shows it. All state is here, and none of it grows without bound.
 import { drawBars, drawLine, drawShards, drawStream, redrawLines } from "./charts.js";
-import { $, bytes, clock, element, fill, number, seconds } from "./words.js";
+import { $, bytes, clock, element, fill, lasting, number, seconds } from "./words.js";
 
 const SPANS = 240, HAPPENED = 200;
 const NAMES = { compute: "compute", push: "synchronise", wait: "wait", update: "pull, update", data: "data", evaluate: "evaluate" };
 // What is said of the store before it has answered, by what the dashboard waits for.
-const AWAITED = { stream: "waiting for the dashboard's first answer", run: "waiting for the run to say whether it has a store", store: "asking the store", nothing: "this run has no store" };
+const AWAITED = { stream: "waiting for the dashboard's first answer", run: "waiting for the run to say whether it has a store", store: "asking the store", ended: "the run has ended, and its store with it", nothing: "this run has no store" };
 const state = { run: null, store: null, awaited: "stream", storeHappened: [], series: { slot_s: 0.25, unit: "samples/s", rate: [], loss: [] }, spans: {}, happened: [], speeds: {}, trouble: "", paused: false, dirty: new Set() };
 
 if (location.search) history.replaceState(null, "", location.pathname); // the token is used up: it need not be seen
@@ -17,7 +17,10 @@ function connect() {
   stream.addEventListener("snapshot", (message) => { begin(JSON.parse(message.data)); connected(); });
   stream.addEventListener("news", (message) => { take(JSON.parse(message.data)); connected(); });
   stream.onopen = connected;
-  stream.onerror = () => say(stream.readyState === EventSource.CLOSED ? "closed: start gradtide dashboard again" : "connection lost, trying again", true);
+  stream.onerror = () => {
+    if (state.run && state.run.ended) { stream.close(); connected(); return; } // its dashboard ends with it: what was seen stays
+    say(stream.readyState === EventSource.CLOSED ? "closed: start gradtide dashboard again" : "connection lost, trying again", true);
+  };
 }
 
 function say(text, lost = false) {
@@ -25,7 +28,7 @@ function say(text, lost = false) {
   $("connection").classList.toggle("lost", lost);
 }
 
-const connected = () => say(state.paused ? "paused" : "live");
+const connected = () => say(state.paused ? "paused" : state.run && state.run.ended ? "ended" : "live");
 
 function begin(all) {
   Object.assign(state, { run: null, store: null, spans: {}, happened: [], storeHappened: [], series: { slot_s: 0.25, unit: "samples/s", rate: [], loss: [] } });
@@ -88,31 +91,40 @@ function redraw() {
   state.dirty.clear();
 }
 
+// How the run ended, if it has; what its store complained about is over then.
+function ending(run) {
+  const [at, code] = run.ended;
+  const when = at ? ` at ${clock(at)}${run.began_unix_s ? `, after ${lasting(at - run.began_unix_s)}` : ""}` : "";
+  return code ? `the run ended with exit code ${code}${when}` : `the run has ended${when}`;
+}
+
 function showHealth() {
-  const wrong = [...(state.trouble ? [state.trouble] : []), ...(state.store ? state.store.complaints : [])];
-  const notes = state.store ? state.store.notes : [], box = $("health"), list = element("ul");
-  const words = JSON.stringify([wrong, notes, !!state.store, state.awaited]);
+  const over = state.run && state.run.ended, store = over ? null : state.store, failed = over && over[1] ? [ending(state.run)] : [];
+  const wrong = [...(state.trouble ? [state.trouble] : []), ...failed, ...(store ? store.complaints : [])];
+  const notes = store ? store.notes : [], box = $("health"), list = element("ul");
+  const calm = over ? ending(state.run) : store ? "all is well" : AWAITED[state.awaited];
+  const words = JSON.stringify([wrong, notes, calm]);
   if (box.dataset.words === words) return;
   box.dataset.words = words;
   box.classList.toggle("bad", wrong.length > 0);
+  box.classList.toggle("over", !wrong.length && !!over);
   for (const line of wrong) list.append(element("li", line));
   for (const line of notes) list.append(element("li", line, "note"));
-  const calm = state.store ? "all is well" : AWAITED[state.awaited];
   box.replaceChildren(...(wrong.length ? [] : [element("p", calm)]), list);
 }
 
 function showNumbers() {
   const { run, store, series } = state, workers = run ? run.workers : [], last = workers.filter((worker) => worker.step !== null);
-  const rates = series.rate.slice(-9, -1), losses = series.loss.filter((loss) => loss !== null);
+  const over = run && run.ended, rates = series.rate.filter((rate) => rate !== null).slice(over ? 0 : -2), losses = series.loss.filter((loss) => loss !== null);
   const found = [
-    [`${series.unit} now`, rates.length ? number(rates.reduce((a, b) => a + b, 0) / rates.length) : "–"],
+    [`${series.unit} ${over ? "on average" : "now"}`, rates.length ? number(rates.reduce((a, b) => a + b, 0) / rates.length) : "–"],
     ["loss", losses.length ? number(losses[losses.length - 1], 4) : "–"],
     ["epoch", last.length ? String(Math.max(...last.map((worker) => worker.epoch))) : "–"],
     ["step", last.length ? number(Math.max(...last.map((worker) => worker.step))) : workers.length ? number(Math.max(...workers.map((worker) => worker.steps))) : "–"],
     ["samples", last.length ? number(last.reduce((sum, worker) => sum + worker.samples, 0)) : "–"],
     ["workers", String(workers.length || (store ? store.workers.filter((worker) => worker.alive).length : 0))],
   ];
-  if (store) {
+  if (store && !over) {
     const alive = store.servers.filter((server) => server.state === "alive" || server.state === "leaving").length;
     found.push(["servers alive", `${alive} of ${store.servers.length}`], ["members lost", number(Object.values(store.failures).reduce((a, b) => a + b, 0))]);
   }
@@ -128,7 +140,7 @@ function showRun() {
   $("title").textContent = run.title || "";
   if (run.title) document.title = `${run.title} – gradtide`;
   $("rate-name").textContent = series.unit === "steps/s" ? "Steps/s" : "Samples/s";
-  drawLine("rate", series.unit, series.rate, series.slot_s);
+  drawLine("rate", series.unit, series.rate, series.slot_s, true);
   drawLine("loss", "loss", series.loss, series.slot_s);
   const phases = run.phases || Object.keys(NAMES);
   if (!$("legend").children.length) $("legend").append(...phases.map((phase, i) => {
@@ -138,9 +150,9 @@ function showRun() {
     return made;
   }));
   drawStream(state.spans, run.workers, phases);
-  fill($("links"), ["link", "now", "in all"], run.links.map(([from, to, size]) => {
-    const known = state.speeds[`${from} → ${to}`];
-    return [`${from} → ${to}`, known && known.speed !== null ? `${bytes(known.speed)}/s` : "–", bytes(size)];
+  fill($("links"), ["link", ...(run.ended ? [] : ["now"]), "in all"], run.links.map(([from, to, size]) => {
+    const name = `${from} → ${to}`, known = state.speeds[name], now = known && known.speed !== null ? `${bytes(known.speed)}/s` : "–";
+    return [name, ...(run.ended ? [] : [now]), bytes(size)];
   }), "nothing is known of who sends to whom");
   drawBars($("staleness"), binned(run.staleness), "no values were pulled in rounds, or in windows of local steps");
   fill($("comparison"), ["what", "predicted", "measured", "by"], run.comparison.map((row) => [
@@ -163,7 +175,8 @@ function binned(pairs) {
 function showStore() {
   const { store } = state;
   if (!store) { fill($("servers"), ["server"], [], AWAITED[state.awaited]); return; }
-  fill($("servers"), ["server", "state", "primary", "copies", "joining", "bytes", "lag, entries"], store.servers.map((server) => [
+  const seen = state.run && state.run.ended ? "last state" : "state";
+  fill($("servers"), ["server", seen, "primary", "copies", "joining", "bytes", "lag, entries"], store.servers.map((server) => [
     server.name, [server.state, server.state === "alive" ? "good-word" : "bad-word"], number(server.primary), number(server.copies), number(server.joining), bytes(server.bytes),
     Object.entries(server.lag).map(([name, lag]) => `${name} ${number(lag)}`).join(", ") || "none",
   ]), "no server has come yet");

@@ -29,6 +29,13 @@ export function seconds(value) {
   return `${number(value)} s`;
 }
 
+// 12.5 s, 3 min 20 s, 1 h 5 min
+export function lasting(value) {
+  if (value < 120) return `${number(value, 4)} s`;
+  const whole = Math.round(value), parts = [[Math.floor(whole / 3600), "h"], [Math.floor(whole / 60) % 60, "min"], [whole % 60, "s"]];
+  return parts.filter(([count]) => count).map(([count, unit]) => `${count} ${unit}`).join(" ");
+}
+
 export function clock(unix) {
   return new Date(unix * 1000).toLocaleTimeString("en-GB");
 }
@@ -44,7 +51,11 @@ export function fill(table, headings, rows, empty) {
   head.append(line);
   for (const row of rows) {
     const made = element("tr");
-    for (const cell of row) made.append(Array.isArray(cell) ? element("td", cell[0], cell[1]) : element("td", cell));
+    row.forEach((cell, i) => {
+      const place = Array.isArray(cell) ? element("td", cell[0], cell[1]) : element("td", cell);
+      place.dataset.heading = headings[i]; // which a small screen shows beside it
+      made.append(place);
+    });
     body.append(made);
   }
   if (!rows.length) {

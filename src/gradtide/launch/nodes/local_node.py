@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from gradtide.environment import with_variables
 from gradtide.launch.messages import EVENTS, Ended, Failure, Forward, Ready, Start, receive, send
 from gradtide.launch.nodes.node import Hear, NodeGone
 from gradtide.launch.target import Target
 
-__all__ = ["LocalNode"]
+__all__ = ["BeginServer", "LocalNode", "ServerProcess", "fresh_server"]
 
 _TIDY_S = 5.0  # how long a worker whose script has failed may take to leave
 _GONE_S = 5.0
@@ -24,18 +25,40 @@ _SERVE = (
 )
 
 
+class ServerProcess(Protocol):
+    """The fork server's, as subprocess.Popen has it."""
+
+    returncode: Any
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+# Starts the fork server with its two sockets. The other two are our ends of them, for one that is forked to close.
+BeginServer = Callable[[socket.socket, socket.socket, tuple[socket.socket, ...]], ServerProcess]
+
+
+def fresh_server(target: Target, preload: str, variables: Mapping[str, str]) -> BeginServer:
+    """A Python of its own. `variables`: of the environment, which workers have too."""
+
+    def begin(control: socket.socket, reports: socket.socket, ours: tuple[socket.socket, ...]) -> ServerProcess:
+        descriptors = control.fileno(), reports.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-c", _SERVE, *map(str, descriptors), preload, *target.as_arguments()],
+            stdin=subprocess.DEVNULL,
+            pass_fds=descriptors,
+            start_new_session=True,  # a terminal's Ctrl-C reaches us alone, and workers then once
+            env=with_variables(variables),
+        )
+
+    return begin
+
+
 class LocalNode:
     """Making it begins to load torch. `open_output(rank)` gives where a worker is to write."""
 
-    def __init__(
-        self,
-        target: Target,
-        preload: str,
-        variables: Mapping[str, str],
-        open_output: Callable[[int], tuple[int, int]],
-        hear: Hear,
-    ) -> None:
-        """`variables`: of the environment, which workers have too."""
+    def __init__(self, begin: "BeginServer", open_output: Callable[[int], tuple[int, int]], hear: Hear) -> None:
         self.name = ""
         self.ready = self.gone = False
         self._open_output, self._hear = open_output, hear
@@ -43,14 +66,7 @@ class LocalNode:
         self._reports, reports = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._reports.setblocking(False)
         with control, reports:
-            descriptors = control.fileno(), reports.fileno()
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _SERVE, *map(str, descriptors), preload, *target.as_arguments()],
-                stdin=subprocess.DEVNULL,
-                pass_fds=descriptors,
-                start_new_session=True,  # a terminal's Ctrl-C reaches us alone, and workers then once
-                env=with_variables(variables),
-            )
+            self.process = begin(control, reports, (self._control, self._reports))
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """From now on what it says is heard, in the loop that has this selector."""
@@ -97,7 +113,7 @@ class LocalNode:
         self._control.close()
         try:
             self.process.wait(_GONE_S)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, TimeoutError):
             self.process.kill()
             self.process.wait()
         self._reports.close()

@@ -58,5 +58,7 @@ class Meetings:
 
 def _targets(planned: LinksPlanned) -> dict[int, int]:
     return {
-        int(str(to).removeprefix(_WORKER)): int(size) for _, to, size in planned.loads if str(to).startswith(_WORKER)
+        int(str(to).removeprefix(_WORKER)): int(size)
+        for source, to, size in planned.loads
+        if str(source).startswith(_WORKER) and str(to).startswith(_WORKER)
     }

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 
-from gradtide.errors import DeviceError
+from gradtide.errors import ConfigError, DeviceError
 from gradtide.processes.malloc import keep_freed_memory
 
 __all__ = ["Device", "DevicePool", "Meeting", "find_devices"]
@@ -118,6 +118,8 @@ class DevicePool:
     """
 
     def __init__(self, devices: Sequence[Device]) -> None:
+        if not isinstance(devices, Sequence) or any(isinstance(device, str | int) for device in devices):
+            raise ConfigError(f"DevicePool: {devices!r} were not looked up; say DevicePool(gradtide.find_devices(2))")
         self.devices = tuple(devices)
         self.meeting = Meeting()
         self.seconds = [0.0] * len(devices)  # that each worked in the last run, without waiting for others in it

@@ -67,6 +67,8 @@ def replicate(model: nn.Module, devices: Sequence[Device]) -> list[Replica]:
     On CPU too every copy is real: `.to("cpu")` alone would only alias. Raises ConfigError for a model without a
     parameter to train.
     """
+    if any(isinstance(device, str | int) for device in devices):
+        raise ConfigError(f"devices {devices!r} were not looked up; say gradtide.find_devices({devices!r})")
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"{type(model).__name__} has no parameter to train; set requires_grad on some")
     sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]

@@ -7,6 +7,7 @@ op_arrays.py         a list of ops as arrays
 many_ops.py          when each of many ops starts and ends
 compiled_flows.py    the same, compiled
 sent.py              how much each process sends to each other
+rings_and_trees.py   which rings or trees it is made of, and what each carries
 servers_model.py     the same for parameter servers in very large clusters
 exchange_model.py    and for collectives over direct links between hosts, by what a few have taken
 less_often.py        a step of workers that meet at every step, every so many, or never

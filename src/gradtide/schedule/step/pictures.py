@@ -20,7 +20,8 @@ def draw_step(plan: StepPlan, simulation: StepSimulation, path: str | Path) -> N
     arrows = [
         Arrow(t.devices[0], t.devices[1], t.back, start_s, end_s) for t, start_s, end_s in timed if t.kind == "message"
     ]
-    bars = [Bar(*fields) for device in range(len(plan.devices)) for fields in _bars(timed, device)]
+    several = len(plan.shape.micro_batches) > 1
+    bars = [Bar(*fields) for device in range(len(plan.devices)) for fields in _bars(timed, device, several)]
     rows = [(name, f"{idle:.0%} idle") for name, idle in zip(plan.devices, simulation.idle, strict=True)]
     note = f"{short_seconds(simulation.seconds)} a step, {simulation.bubble:.0%} idle on average"
     if simulation.busiest_link:
@@ -28,13 +29,15 @@ def draw_step(plan: StepPlan, simulation: StepSimulation, path: str | Path) -> N
     draw_bars(Path(path), rows, bars, arrows, step_title(plan), note)
 
 
-def _bars(timed: Sequence[Timed], device: int) -> list[tuple[int, str, int, str, float, float]]:
-    """What a device does, as bars; a stage's segments that follow each other at once are one."""
+def _bars(timed: Sequence[Timed], device: int, several: bool) -> list[tuple[int, str, int, str, float, float]]:
+    """What a device does, as bars; a stage's segments that follow each other at once are one. Of several micro-batches
+    it says which."""
     found: list[tuple[int, str, int, str, float, float]] = []
     for task, start_s, end_s in timed:
         if device not in task.devices or task.kind == "message":
             continue
-        bar = (device, task.kind, task.stage, str(task.micro) if task.segment >= 0 else "", start_s, end_s)
+        number = str(task.micro) if task.segment >= 0 and several else ""
+        bar = (device, task.kind, task.stage, number, start_s, end_s)
         if found and found[-1][:4] == bar[:4] and start_s - found[-1][5] <= 1e-9 * start_s:
             bar = (*bar[:4], found.pop()[4], end_s)
         found.append(bar)

@@ -15,7 +15,7 @@ from gradtide.schedule.step.choice.figures import figures_of
 from gradtide.schedule.step.choice.memory_limits import least_bytes
 from gradtide.schedule.step.choice.mixed import mixed_halves
 from gradtide.schedule.step.choice.wires import StepDevices
-from gradtide.schedule.step.choice.wording import explain_split, layout_text
+from gradtide.schedule.step.choice.wording import SPLIT_HEADS, explain_split, layout_text, split_cells
 from gradtide.schedule.step.costs import ModelCosts
 from gradtide.schedule.step.files import save_layout
 from gradtide.schedule.step.layout import Layout, Order
@@ -111,6 +111,14 @@ class SplitPlan:
         others = [row for row in self.table if row.layout.devices < len(self.devices)]
         said = f"{self.left_out}. {note}" if self.left_out else note
         return replace(self, table=(*rows, *others), left_out=said)
+
+    def _repr_html_(self) -> str:
+        from gradtide.draw.html import html_picture, html_table
+
+        cells = split_cells(self.table, self.bound_seconds)
+        notes = [f"{name}: {why}." for name, why in self.skipped.items()]
+        shown = html_table(SPLIT_HEADS, cells, notes=[f"{self.explain()}.", *notes])
+        return shown + html_picture(self.draw, f"a step of {self.best.text}")
 
     def draw(self, path: str | Path, row: int = 0) -> None:
         """Draws who computes and sends what, when, to an .svg, .png or .pdf file: of the best, or of another row."""

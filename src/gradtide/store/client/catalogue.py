@@ -48,7 +48,8 @@ class Catalogue:
 
     def piece_map(self, key: Keys, rows: slice | None) -> PieceMap:
         """Worked out once; after that one lookup."""
-        name = (key if isinstance(key, str) else tuple(key), None if rows is None else (rows.start, rows.stop))
+        names = key if isinstance(key, str) else tuple(key) if hasattr(key, "__iter__") else keys_of(key)
+        name = (names, None if rows is None else (rows.start, rows.stop))
         piece_map = self.piece_maps.get(name)
         return piece_map if piece_map is not None else self._make_piece_map(name, keys_of(key), rows)
 

@@ -49,7 +49,7 @@ from gradtide.store.rules.updates import is_optimizer, plain_argument
 from gradtide.store.wire.coordinators import parse_coordinators
 from gradtide.store.wire.messages import NO_WORKER, KeySpec, Member, Source, Table, UpdateRule, Version, new_token
 from gradtide.store.wire.placement import beside
-from gradtide.timeouts import Timeouts, default_timeouts
+from gradtide.timeouts import Timeouts, check_timeouts, default_timeouts
 from gradtide.transport.keys import read_credentials
 
 __all__ = ["Store", "connect"]
@@ -86,6 +86,7 @@ def connect(
     nobody is at the address, PeerTimeout if no server comes in time, and AuthenticationError for a wrong secret.
     """
     where, delay = parse_coordinators(address), parse_consistency(consistency)
+    check_timeouts("connect", timeouts)
     credentials = read_credentials(secret_file, insecure_network=insecure_network)
     if worker is not None and worker < 0:
         raise ConfigError(f"worker {worker} makes no sense; workers are numbered from 0")
@@ -138,6 +139,10 @@ class Store:
 
         `compress` ("int8", "topk:0.01") makes pushes to it smaller, and in rounds also what workers pull.
         """
+        if not isinstance(key, str | Mapping):
+            raise ConfigError(f"init: a key is a name, not {type(key).__name__}; say init('weights', tensor)")
+        if not isinstance(update, UpdateRule | None):
+            raise ConfigError(f"init: update={update!r} is no rule; say update=gradtide.update('sgd', lr=0.1)")
         named = {key: value} if isinstance(key, str) else dict(key)
         delay = self._delay if consistency is None else parse_consistency(consistency)
         handles, tag = [], tag_of(compress)

@@ -11,7 +11,7 @@ from typing import Self
 
 import msgspec
 
-from gradtide.calling import refuse_foreign_names
+from gradtide.calling import check_whole, refuse_foreign_names
 from gradtide.environment import with_variables
 from gradtide.errors import CommunicationError, ConfigError, PeerTimeout
 from gradtide.processes.ready import can_read
@@ -110,6 +110,7 @@ class LocalServers:
         events: str = "",
     ) -> None:
         """`events`: a folder where they write down what happens, for a trace; "": nobody watches."""
+        check_whole("local_servers", servers=servers, replicas=replicas)
         if servers < 1:
             raise ConfigError(f"{servers} servers can't hold anything; start at least one")
         if not 0 <= replicas < servers:

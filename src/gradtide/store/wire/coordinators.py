@@ -76,4 +76,6 @@ def _leader_of(word: Elsewhere) -> Address | None:
 
 def parse_coordinators(text: str) -> Coordinators:
     """One address, or several with commas."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{text!r} is no address; write unix:/path/to/socket or tcp:host:port, or servers.address")
     return Coordinators(tuple(parse_address(part.strip()) for part in text.split(",")))

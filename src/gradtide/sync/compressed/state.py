@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gradtide.calling import users_level
 from gradtide.collective import Group
 from gradtide.compress import AUTO, CODECS, Compress, Form, Residuals
 from gradtide.compress.compiled import Array
@@ -106,7 +107,7 @@ class Compression:
             warnings.warn(
                 "a worker died, and with it what compression had left out of its gradients so far; the others keep "
                 "theirs (said once)",
-                stacklevel=2,
+                stacklevel=users_level(),
             )
 
     # --- what goes with values that are loaded (`LeftOut`) ---

@@ -52,6 +52,7 @@ class LocalSteps:
         self._terms: float | None = None  # what the user said that the next backward's loss is a mean over
         self._stage = APART
         self._calling, self._called = 0.0, False  # how many say in a meeting that somebody comes or goes; it was said
+        self._awaited = False  # whether somebody may wait for the next meeting, since one of the others has died
         self._mean_buffers: list[tuple[Tensor, Tensor]] = []  # of the meeting that is under way, when it is GATHERED
         self._cut = self._met_as = job.rank, job.size  # by which this window's batches are cut, and the next one's
         stepped = zip(trained.names, trained.parameters, trained.group_of(), strict=True)
@@ -171,7 +172,7 @@ class LocalSteps:
             told = self._options.told()
             self._group.all_reduce(told, "max")
             self._options.settle(told, self._group)
-        calls = self._job.is_noticed() or self._job.awaited
+        calls = self._job.is_noticed() or self._awaited
         sums = torch.tensor([self._samples, self._counted, calls], dtype=torch.float64)
         total, counted, self._calling = self.add_up(sums).tolist()
         if not total:  # a second step with the gradients of the last window
@@ -268,10 +269,11 @@ class LocalSteps:
         self._known.generation = self._job.generation
         if members.steps < self._local.after:
             return False
+        self._awaited, self._job.called = self._job.called, False
         members.check()
         if members.ends(self._progress(asking)):
             self._end_meeting()
-        self._called = members.fresh and self._job.awaited
+        self._called = members.fresh and self._awaited
         self._begin_among(members)
         return True
 
@@ -285,11 +287,10 @@ class LocalSteps:
         self._job.exchanges = place.exchanges
         self._begin_among(members, newcomer=True)
 
+    @property
     def is_called(self) -> bool:
         """Whether it was said where all met that somebody comes or goes, and no window has begun since."""
-        called = self._called and not self._has_begun
-        self._called = self._called and not called
-        return called
+        return self._called and not self._has_begun
 
     @property
     def _has_begun(self) -> bool:

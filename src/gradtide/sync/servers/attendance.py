@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gradtide.errors import ConfigError
+from gradtide.errors import ConfigError, Mismatch
 from gradtide.store import Store, connect
 from gradtide.sync.job import Job
 from gradtide.sync.servers.lodging import Lodging
@@ -82,7 +82,7 @@ class Attendance:
             return
         for member in self.store.ended:
             if member.until <= round_ and member.client in self.lodging.clients:
-                raise ConfigError(
+                raise Mismatch(
                     f"worker {member.worker} has taken its last step, or was lost, and worker {self.number} takes "
                     "another; give all workers as many steps: leave a loop over gradtide.shard on all of them or on "
                     "none, and put loops of different lengths into `with model.join():`"

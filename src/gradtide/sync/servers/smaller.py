@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradtide.calling import users_level
 from gradtide.compress import AUTO, Compress
 from gradtide.errors import ConfigError
 from gradtide.store import Store
@@ -212,7 +213,7 @@ class Smaller:
             warnings.warn(
                 f"this worker goes, and with it what compression had left out of {lost[0]}"
                 f"{f' and {len(lost) - 1} others' if lost[1:] else ''}, of which its last step had no gradient",
-                stacklevel=2,
+                stacklevel=users_level(),
             )
 
     def notice_deaths(self, *, led: bool) -> None:
@@ -227,7 +228,7 @@ class Smaller:
             warnings.warn(
                 "a worker died, and with it what compression had left out of its gradients so far; the others keep "
                 "theirs (said once)",
-                stacklevel=2,
+                stacklevel=users_level(),
             )
 
 

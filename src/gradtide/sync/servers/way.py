@@ -327,7 +327,9 @@ class ServersWay(EveryStep):
             keys = list(self._values if self.servers_step else self._averages.room)
             sizes = self.store.bytes_by_server(keys)
             me = f"worker {self._job.rank}"
-            self._emit(LinksPlanned(f"servers, {self._mode}", [[me, name, size] for name, size in sizes.items()]))
+            loads: list[list[str | int]] = [[me, name, size] for name, size in sizes.items()]
+            loads += [[name, me, size] for name, size in sizes.items()]
+            self._emit(LinksPlanned(f"servers, {self._mode}", loads))
         self._told_epoch = epoch
 
     def _push_the_rest(self, weights: Sequence[float]) -> None:

@@ -6,6 +6,7 @@ NUMA node, SYS the link between sockets. Those distances nest, so they give a tr
 """
 
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -92,6 +93,7 @@ def parse_matrix(text: str, origin: str) -> Matrix:
         codes |= {(cells[0], name): code for name, code in row.items()}
         affinity[cells[0]] = _cpus(cells[len(names) + 1 :])
     _check_symmetric(names, codes, affinity, origin)
+    _warn_unless_nested(names, codes, origin)
     return Matrix(names, codes, affinity)
 
 
@@ -138,6 +140,20 @@ def _check_symmetric(
     for (a, b), code in codes.items():
         if codes[b, a] != code:
             raise TopologyError(f"{origin}: {a} to {b} is {code}, but {b} to {a} is {codes[b, a]}; they must agree")
+
+
+def _warn_unless_nested(names: tuple[str, ...], codes: Mapping[tuple[str, str], str], origin: str) -> None:
+    """What is near to the same third is near to each other: distances that are not of a tree can't all be true."""
+    far = {code: at for at, code in enumerate(DISTANCES)}
+    for level in range(len(DISTANCES) - 1):
+        near = {a: sum(1 << i for i, b in enumerate(names) if far.get(codes[a, b], len(far)) <= level) for a in names}
+        for (a, c), code in codes.items():
+            if far.get(code, 0) > level and (shared := near[a] & near[c]):
+                b = names[(shared & -shared).bit_length() - 1]
+                cells = f"{a} to {c} is {code}, but {b} to {c} is {codes[b, c]}, and {a} to {b} only {codes[a, b]}"
+                text = f"{origin}: {cells}; one is wrong, and the nearer is believed: save the matrix anew"
+                warnings.warn(text, stacklevel=2)
+                return
 
 
 def _label(name: str) -> str:

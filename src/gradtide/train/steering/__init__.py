@@ -9,6 +9,6 @@ outputs.py     what parts of a batch gave, as one, in the data's order
 callbacks.py   functions of events: what they are told, how they stop a run, and whose fault an error is
 best.py        EarlyStopping and BestModel
 loggers.py     a line an epoch: in a CSV file, for TensorBoard
-progress.py    a line that follows the run on a terminal
+progress.py    how far a run is: a bar, or a line every 10 seconds
 table.py       a history as a table and as a picture
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gradtide.calling import refuse_foreign_names
+from gradtide.calling import check_whole, refuse_foreign_names
 from gradtide.checkpoint.places import open_place
 from gradtide.checkpoint.tensor_file import TensorFile, TensorGroup, write_file
 from gradtide.errors import ConfigError, OutputError
@@ -77,6 +77,7 @@ class EarlyStopping:
     def __init__(
         self, watch: str = "validation_loss", *, patience: int = 3, at_least: float = 0.0, mode: str | None = None
     ) -> None:
+        check_whole("EarlyStopping", patience=patience)
         if patience < 1:
             raise ConfigError(f"patience={patience}; wait for 1 epoch or more")
         self._watch, self._patience, self._at_least, self._mode = watch, patience, at_least, _mode(mode, watch)

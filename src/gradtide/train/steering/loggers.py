@@ -18,7 +18,7 @@ class CSVLog:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+        self._path = Path(_checked("CSVLog", path))
 
     def __call__(self, event: Any) -> None:
         if not isinstance(event, EpochEnd) or not event.is_main:
@@ -47,7 +47,7 @@ class TensorBoardLog:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self._folder = str(folder)
+        self._folder = str(_checked("TensorBoardLog", folder))
         self._writer: Any = None
         _summary_writer()
 
@@ -60,6 +60,12 @@ class TensorBoardLog:
         elif isinstance(event, FitEnd) and self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def _checked(who: str, path: str | Path) -> str | Path:
+    if not isinstance(path, str | Path):
+        raise ConfigError(f"{who}: {path!r} is no path; name a file or folder, as 'runs/first'")
+    return path
 
 
 def _summary_writer() -> Any:

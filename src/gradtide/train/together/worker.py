@@ -23,7 +23,7 @@ def main(argument: str) -> None:
     try:
         model, keeping = build_model(settings.model, settings.fit["seed"]), settings.keeping()
         given = {"devices": settings.devices, "sync": settings.how(), "checkpoints": keeping, **settings.arguments()}
-        fit(model, train, validation=test, progress=False, emit=emit, **given)
+        fit(model, train, validation=test, emit=emit, **given)
         if current_job().rank == 0:
             write_model(final, model.state_dict())
     finally:
@@ -35,6 +35,6 @@ if __name__ == "__main__":
         main(sys.argv[1])
     except CommunicationError:
         raise  # the launcher finds out whom it fell with
-    except GradtideError as error:
-        print(f"gradtide: {error}", file=sys.stderr)
-        sys.exit(2)
+    except GradtideError:
+        sys.excepthook = lambda *told: None  # the launcher says what it was, once for all workers
+        raise

@@ -1,5 +1,6 @@
 """Layouts and plans in plain words."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gradtide.schedule.explain import short_seconds, short_size
@@ -8,7 +9,10 @@ from gradtide.schedule.step.layout import Layout, Stage
 if TYPE_CHECKING:
     from gradtide.schedule.step.planned import SplitPlan, SplitRow
 
-__all__ = ["explain_split", "layout_text"]
+__all__ = ["SPLIT_HEADS", "explain_split", "layout_text", "split_cells"]
+
+SPLIT_HEADS = ("layout", "time", "closed form", "× bound", "a device", "idle", "together", "busiest link")
+_WIDEST = 70  # of a layout's text
 
 
 def layout_text(layout: Layout) -> str:
@@ -32,6 +36,19 @@ def _stage_text(layout: Layout, stage: Stage) -> str:
         kinds.append(f"{stage.shards} shards")
     where = " of ".join(kinds) if kinds else "1 device"
     return f"{units}: {where}{', recomputed' if stage.recompute else ''}"
+
+
+def split_cells(rows: "Sequence[SplitRow]", bound_seconds: float) -> list[tuple[str, ...]]:
+    """Of the table that is shown: the bound last."""
+    return [*map(_cells, rows), ("lower bound", short_seconds(bound_seconds), "", "1.000", "", "", "", "")]
+
+
+def _cells(row: "SplitRow") -> tuple[str, ...]:
+    text = row.text if row.name == row.text else f"{row.name}: {row.text}"
+    text = text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+    times = short_seconds(row.seconds), short_seconds(row.closed_form_s), f"{row.ratio:.3f}"
+    memory = short_size(float(f"{row.device_bytes:.3g}"))
+    return (text, *times, memory, f"{row.bubble:.0%}", str(row.synchronisations), row.busiest_link or "-")
 
 
 def explain_split(plan: "SplitPlan") -> str:

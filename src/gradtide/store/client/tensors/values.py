@@ -70,6 +70,8 @@ def _rows_of(spec: KeySpec, rows: slice | None) -> tuple[int, ...]:
 
 def keys_of(keys: Keys) -> tuple[str, ...]:
     """The names, in order, without repetition."""
+    if not hasattr(keys, "__iter__"):
+        raise ConfigError(f"a key is a name, not {type(keys).__name__}; give a string, a list or a dict of them")
     names = (keys,) if isinstance(keys, str) else tuple(keys)
     for name in names:
         if not isinstance(name, str):
