@@ -134,6 +134,12 @@ def edited(model, rule, loader, moment):
     every(model, rule, loader, moment)
 
 
+def joined(model, rule, loader, moment):
+    """Each worker has batches of its own."""
+    with model.join():
+        every(model, rule, data("list"), moment)
+
+
 def two_steps(model, rule, loader, moment):
     """Two steps with each batch."""
     for x, y in loader:
@@ -169,6 +175,7 @@ PROGRAMS = {
         scheduled_before,
         scheduled_by_hand,
         edited,
+        joined,
         *edited_programs.PROGRAMS,
     )
 }

@@ -94,15 +94,15 @@ if job.behind:
 for _epoch in range(int(epochs)):
     data = list(local_elastic.batches()) if source == "list" else local_elastic.loader()
     for x, y in gradtide.shard(data):
+        if job.size != size:
+            size = job.size
+            print(f"worker {around.launch.rank} is one of {size} after batch {job.batches - 1}", flush=True)
         functional.mse_loss(model(x), y).backward()
         model.step()
         steps += 1
         if steps == 1:
             print(f"worker {around.launch.rank} has begun", flush=True)
         come_to(f"step{steps}")
-        if job.size != size:
-            size = job.size
-            print(f"worker {around.launch.rank} is one of {size} after batch {job.batches}", flush=True)
         if os.path.exists(f"{folder}/slowly"):
             time.sleep(0.02)  # time to come in, for who is added
 print(f"worker {around.launch.rank} closes", flush=True)

@@ -248,3 +248,13 @@ def test_parameters_that_differ_at_the_end_are_refused_where_workers_may_die_too
 def test_a_worker_that_dies_before_the_last_comparison_keeps_nobody_from_ending(tmp_path, way):
     train(tmp_path, 3, ["--min-workers", "1"], "every", "0:0:close", way=way)
     check(tmp_path, (1, 2), "every")
+
+
+@pytest.mark.parametrize("way", ["shared", "copies"])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_loops_of_different_lengths_are_refused_where_a_lost_step_could_not_be_taken_again(tmp_path, way, workers):
+    options, arguments = ["--workers", str(workers), "--min-workers", "1"], ["joined", way, "list", "1:0:step 3"]
+    code, output = run(tmp_path, options, arguments, "again_script.py")
+    assert code == 1
+    assert "model.join() in a job that may lose or gain workers" in output
+    assert "killed" not in output

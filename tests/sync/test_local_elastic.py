@@ -10,6 +10,7 @@ import local_elastic
 import numpy as np
 import pytest
 import torch
+from test_random_jobs import play
 from torch.nn import functional
 
 from gradtide.processes.job_protocol import scale
@@ -152,6 +153,31 @@ def test_workers_come_and_go_at_boundaries_and_those_who_go_give_what_they_have(
             process.kill()
     assert came % 4 == went % 4 == 0
     check(tmp_path, [0], 1, 30, plan({came: MemberChange(comes=1), went: MemberChange(goes=(1,))}))
+
+
+STEPS, EPOCHS = {"schedule": "OneCycleLR"}, {"schedule": "CosineAnnealingLR", "accumulates": 3}
+
+
+@pytest.mark.parametrize(
+    ("program", "workers", "more"),
+    [
+        (STEPS, 2, {"deaths": ["0:0:end 9"], "options": ["--max-restarts", "1"]}),
+        (EPOCHS, 3, {"deaths": ["1:0:loss 8", "1:1:end 1"], "options": ["--max-restarts", "2"]}),
+        ({**STEPS, "evaluates": True}, 3, {"deaths": ["2:0:backward 1"], "scale": ["0:0:end 1:4"]}),
+    ],
+)
+def test_one_who_comes_finds_schedules_where_the_others_have_them(tmp_path, program, workers, more):
+    """It comes when the program has done with the batch, so all that the others keep of it is in model.state."""
+    case = {
+        "way": "local",
+        "local": {"every": 2},
+        "workers": workers,
+        "program": {"optimizer": "momentum", "loader": "shuffled", **program},
+        "left": None if "scale" in more else range(workers),
+        "options": ["--max-workers", "4", "--min-workers", "1"],
+        **more,
+    }
+    assert play(tmp_path, case) is None
 
 
 def test_one_that_dies_while_steps_are_taken_together_shows_in_nothing(tmp_path):

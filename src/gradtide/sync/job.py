@@ -253,8 +253,8 @@ class Job:
     def admit(self) -> None:
         """Between two batches: those who come join, and those who are to go leave. What they find is of whole batches,
         with all that the script's loop does for one."""
-        while self.called and not self.inside and (trained := [one for one in self.living if one.can_go_on]):
-            trained[-1].admit()
+        while not self.inside and (called := [one for one in self.living if one.can_go_on and one.is_called]):
+            called[-1].admit()
 
     def begin_step(self) -> None:
         """Its first batch is about to be given."""

@@ -98,8 +98,6 @@ class Synchroniser:
         self._job.trainings.append(weakref.ref(self))
         shared = isinstance(self.way, SharedParameters)  # which have what was told in memory of all
         self._told = None if job.arrived or shared else LastStep(trained)
-        if isinstance(self.way, LocalSteps) and self._is_called_apart(self.way):
-            self._go_on(None, finished=True)
 
     def _purpose(self, text: str) -> contextlib.AbstractContextManager[None]:
         """What the user will read if other workers do something else meanwhile."""
@@ -365,12 +363,10 @@ class Synchroniser:
     def _end_round(self) -> None:
         """Whoever has come joins when the program's loop is done with the batch: until then nobody could tell it where
         the others are."""
-        if not self._is_called():
-            self._share_if_proven()
-        elif isinstance(self.way, EveryStep):
+        if self._is_called():
             self._job.called = True
         else:
-            self._go_on(None, finished=True)
+            self._share_if_proven()
 
     def _check_step_a_batch(self) -> None:
         """Only what was a step can be taken again, and who comes later can only begin after one."""
@@ -920,6 +916,8 @@ class Synchroniser:
         if sys.exc_info()[0] is None:
             self._job.admit()
         self.together(self.way.finish, lambda: None)
+        if sys.exc_info()[0] is None:
+            self._job.admit()  # where the last window has just ended
         self._look_at_the_end()
 
     def went_back(self) -> None:
@@ -1004,8 +1002,8 @@ class Synchroniser:
         elastic = self._job.elastic
         if elastic is None:
             return False
-        if isinstance(self.way, LocalSteps) and not self.way.together:
-            return self._is_called_apart(self.way)
+        if self._is_apart:
+            return False
         notice = elastic.notice()
         if notice is not None and elastic.number in notice.going:
             self.way.depart()
@@ -1013,12 +1011,10 @@ class Synchroniser:
             return False
         return self._count(notice is not None and notice.generation == elastic.generation) > 0
 
-    def _is_called_apart(self, way: LocalSteps) -> bool:
-        """So it was said where all met. What those who go have left out goes to one who stays."""
-        called, elastic = way.is_called(), self._job.elastic
-        if called and elastic is not None:
-            way.hand_over(elastic.number, elastic.going)
-        return called
+    @property
+    def is_called(self) -> bool:
+        """Whether somebody comes or goes before the next batch; of local steps, where all have just met."""
+        return self._job.called or (isinstance(self.way, LocalSteps) and self.way.is_called)
 
     @property
     def can_go_on(self) -> bool:
@@ -1034,12 +1030,12 @@ class Synchroniser:
         """A peer died between two steps, or within one, of several batches."""
         finished = not (self._job.undone or self.keeps_gradients)
         self._end_step()
-        self._go_on(error, finished, asking=True, busy=self._job.inside > 0)
+        self._go_on(error, finished, asking=True, busy=self._job.inside > 0 or self._is_apart)
 
     def admit(self) -> None:
         """Between two batches."""
         error: CommunicationError | None = None
-        if isinstance(self.way, CompressedReduce) and self._job.elastic is not None:
+        if isinstance(self.way, CompressedReduce | LocalSteps) and self._job.elastic is not None:
             try:
                 self.way.hand_over(self._job.elastic.number, self._job.elastic.going)
             except CommunicationError as died:
@@ -1091,18 +1087,15 @@ class Synchroniser:
         last: LastStep | None = None
         job, script = self._job, copy.deepcopy(self._job.state)
         undone = job.undone or (0 if finished else job.batches - job.begun)
-        every = isinstance(self.way, EveryStep)
-        done = (job.batches + job.behind - undone, job.done) if every else (0, 0)
+        done = (0, 0) if self._is_apart else (job.batches + job.behind - undone, job.done)
         own = job.done
         while True:
             try:
                 # From here on nobody writes to what the ranks shared.
-                self._job.regroup(keeps=self._keeps, busy=busy and every, done=done)
-                if isinstance(self.way, LocalSteps) and self._is_apart(self.way, asking):
+                self._job.regroup(keeps=self._keeps, busy=busy, done=done)
+                if isinstance(self.way, LocalSteps) and self._meet_again(self.way, asking):
                     if self._wishes.compression is not None and error is not None:
                         self._wishes.compression.tell_of_death(self._job)
-                    if self._is_called_apart(self.way):
-                        continue
                     return
                 job.undone, job.done, job.stayed, self._wishes.outer.alike = undone, own, False, True
                 if last is None:
@@ -1143,7 +1136,12 @@ class Synchroniser:
         compression = self._wishes.compression
         return compression is not None and compression.residuals.hold_something
 
-    def _is_apart(self, way: LocalSteps, asking: bool) -> bool:
+    @property
+    def _is_apart(self) -> bool:
+        """Whether each worker takes its steps by itself, so that whoever comes waits for a meeting."""
+        return isinstance(self.way, LocalSteps) and not self.way.together
+
+    def _meet_again(self, way: LocalSteps, asking: bool) -> bool:
         """Local steps are not taken again: only the meeting is, if it was that which failed."""
         if not way.rejoin(open_group(self._trained, self._job, self._wishes), asking=asking):
             return False
@@ -1158,6 +1156,12 @@ class Synchroniser:
         """Who leaves this block first takes part in the others' steps, with nothing to add, until all are done."""
         if isinstance(self.way, LocalSteps) and self.way.inside is not None:
             raise ConfigError("model.join() does not go with Local(within='host'); let loops have the same length")
+        if self._can_go_on:
+            raise ConfigError(
+                "model.join() in a job that may lose or gain workers: each worker's batches are its own, so those of a "
+                "step that is lost with a worker can't be given again; go over gradtide.shard, train over servers, or "
+                "leave --min-workers and the like out"
+            )
         over_servers = self.way.uneven() if isinstance(self.way, OverServers) else contextlib.nullcontext()
         with self._uneven.begun(), over_servers:
             yield

@@ -2,7 +2,7 @@
 
 A death may find one worker before a meeting's end and another after it, and steps further. Who has all that the meeting
 needs ends it alone; who is behind goes on, and who is ahead waits for it at the boundary. Until then batches are cut
-for those with whom the window began, so nobody's part is trained on twice.
+for those with whom the window began, so nobody's part is trained on twice. Newcomers come when all are at a boundary.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,6 @@ class WindowProgress(NamedTuple):
     apart: int = 0  # steps since
     begun: int = 0  # whether it has seen anything of this window
     stage: int = APART
-    batches: int = 0
     asking: int = 0  # for the order of batches
     exchanges: int = 0  # about batches that it has finished
 
@@ -47,22 +46,17 @@ class WindowMembers:
             for one in told
         ]
         known = [one for one in self.all if one.known]
-        self.fresh = not any(one.begun for one in known)
-        waiting = [rank for rank, one in enumerate(self.all) if one.stage]
-        self.root = waiting[0] if waiting else 0  # whose place newcomers take
+        self.fresh = not any(one.begun for one in known)  # so that a window begins
 
     def ends(self, one: WindowProgress) -> bool:
         """Whether it has all that its meeting needs, and nobody lacks it: somebody may have gone on already."""
         return one.stage == GATHERED and (self._reached > one.windows or self._gathered)
 
     def check(self) -> None:
-        """All of them can meet at the next boundary."""
+        """All of them know which batches are next."""
         known = [one for one in self.all if one.known]
         most = max(one.exchanges for one in known)
-        places = {one.batches for one in known}
-        lost = any(one.asking and one.exchanges < most for one in known)
-        stranded = self.newcomers and not self.fresh and not self.all[self.root].stage and len(places) > 1
-        if lost or stranded:
+        if any(one.asking and one.exchanges < most for one in known):
             raise CommunicationError(
                 "a worker died while the others were told which batches are next, and not all of them know; start the "
                 "job again from its last checkpoint"

@@ -51,7 +51,8 @@ class LocalSteps:
         self._samples = self._counted = 0.0  # and what this worker has seen in them, and before the last meeting
         self._terms: float | None = None  # what the user said that the next backward's loss is a mean over
         self._stage = APART
-        self._calling, self._called = 0.0, False  # how many say in a meeting that somebody comes or goes
+        self._calling, self._called = 0.0, False  # how many say in a meeting that somebody comes or goes; it was said
+        self._awaited = False  # whether somebody may wait for the next meeting, since one of the others has died
         self._mean_buffers: list[tuple[Tensor, Tensor]] = []  # of the meeting that is under way, when it is GATHERED
         self._cut = self._met_as = job.rank, job.size  # by which this window's batches are cut, and the next one's
         stepped = zip(trained.names, trained.parameters, trained.group_of(), strict=True)
@@ -171,7 +172,8 @@ class LocalSteps:
             told = self._options.told()
             self._group.all_reduce(told, "max")
             self._options.settle(told, self._group)
-        sums = torch.tensor([self._samples, self._counted, self._job.is_noticed()], dtype=torch.float64)
+        calls = self._job.is_noticed() or self._awaited
+        sums = torch.tensor([self._samples, self._counted, calls], dtype=torch.float64)
         total, counted, self._calling = self.add_up(sums).tolist()
         if not total:  # a second step with the gradients of the last window
             self._samples, total = self._counted, counted
@@ -267,30 +269,32 @@ class LocalSteps:
         self._known.generation = self._job.generation
         if members.steps < self._local.after:
             return False
+        self._awaited, self._job.called = self._job.called, False
         members.check()
         if members.ends(self._progress(asking)):
             self._end_meeting()
+        self._called = members.fresh and self._awaited
         self._begin_among(members)
         return True
 
     def join(self, members: WindowMembers) -> None:
-        """A newcomer begins from the base, at the place of one who knows it."""
+        """A newcomer begins from the base, with a window of the others."""
         members.check()
-        if self._job.batches:
+        if self._job.batches or not members.fresh:
             raise CommunicationError("this worker lost the others before it had begun with them; start the job again")
-        place = members.all[members.root]
+        place = members.all[0]
         self._known.steps, self._known.windows = place.steps, place.windows
-        self._steps, self._stage = place.apart, place.stage
         self._job.exchanges = place.exchanges
         self._begin_among(members, newcomer=True)
-        self._options.met(place.apart)
-        if self._stage:
-            self.meet()
 
+    @property
     def is_called(self) -> bool:
-        """Whether it was said where all met, since the last time, that somebody comes or goes."""
-        called, self._called = self._called, False
-        return called
+        """Whether it was said where all met that somebody comes or goes, and no window has begun since."""
+        return self._called and not self._has_begun
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._steps > 0 or self._samples > 0
 
     def hand_over(self, number: int, going: Sequence[int]) -> None:
         """All ranks, when somebody comes or goes: nothing that compression has left out goes with it."""
@@ -306,11 +310,11 @@ class LocalSteps:
         if members.fresh:
             self._job.held, self._cut = None, (self._job.rank, self._job.size)
         else:
-            self._job.held = (-1, 1) if newcomer else self._cut
+            self._job.held = self._cut
         if members.newcomers:
-            self._share_base(members.root, newcomer)
+            self._share_base(newcomer)
 
-    def _share_base(self, root: int, newcomer: bool) -> None:
+    def _share_base(self, newcomer: bool, root: int = 0) -> None:
         """Newcomers get the base, what the outer optimizer remembers, and one worker's place and optimizer state."""
         group = self._group
         assert group is not None
@@ -330,9 +334,8 @@ class LocalSteps:
 
     def _progress(self, asking: bool) -> WindowProgress:
         known, job = self._known, self._job
-        begun = self._steps > 0 or self._samples > 0
         return WindowProgress(
-            1, known.steps, known.windows, self._steps, begun, self._stage, job.batches, asking, job.exchanges
+            1, known.steps, known.windows, self._steps, self._has_begun, self._stage, asking, job.exchanges
         )
 
     # --- what a checkpoint holds besides the model and each worker's optimizer ---
