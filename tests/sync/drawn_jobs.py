@@ -48,6 +48,8 @@ def _over_servers(of, case):
         case["way"] = "async"
     if of.random() < 0.25:
         program["compress"] = of.choice([*EXACT_CODECS, *SERVED_CODECS])
+        if program["compress"] == "onebit" and program["optimizer"].startswith("adam"):
+            program["optimizer"] = "momentum"
 
 
 def _program(of, way):
@@ -190,7 +192,17 @@ WORDS = {
     **{way: lambda case, way=way: case["way"] == way for way in (*WAYS, "async")},
     **{
         name: lambda case, name=name: name in case["program"]
-        for name in ("accumulates", "balance", "clip_norm", "compress", "autocast", "buffer", "evaluates", "saves", "edits")
+        for name in (
+            "accumulates",
+            "balance",
+            "clip_norm",
+            "compress",
+            "autocast",
+            "buffer",
+            "evaluates",
+            "saves",
+            "edits",
+        )
     },
     "schedule per step": lambda case: case["program"].get("schedule") in PER_STEP,
     "schedule per epoch": lambda case: case["program"].get("schedule") in PER_EPOCH,

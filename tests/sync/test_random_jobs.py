@@ -70,8 +70,8 @@ def _nearest(folder, case, first, given):
 def _read_unknown(folder):
     for path in folder.glob("tried-*"):
         stayed = folder / path.name.replace("tried", "given")
-        known = {tuple(json.loads(line)[:2]) for line in stayed.open()} if stayed.exists() else set()
-        for epoch, place, numbers in map(json.loads, path.open()):
+        known = {tuple(json.loads(line)[:2]) for line in stayed.read_text().splitlines()} if stayed.exists() else set()
+        for epoch, place, numbers in map(json.loads, path.read_text().splitlines()):
             if (epoch, place) not in known and numbers:
                 yield (epoch, place), numbers
 
@@ -93,7 +93,7 @@ def _check_given(folder):
     """No sample counts twice, as far as workers lived to say so. (That none is left out shows in the result.)"""
     given = {}
     for path in folder.glob("given-*"):
-        steps = {(epoch, place): numbers for epoch, place, numbers in map(json.loads, path.open())}
+        steps = {(epoch, place): numbers for epoch, place, numbers in map(json.loads, path.read_text().splitlines())}
         for at, numbers in steps.items():
             given.setdefault(at, []).extend(numbers)
     for (epoch, place), numbers in given.items():
