@@ -1,23 +1,20 @@
 """Writes the figures of docs/figures/*.json, as `gradtide bench … --output` leaves them, into README.md and docs/*.md.
 
-A page has a table between two marks, and a number in a sentence before one:
+A page has two marks, between which a table is written; sentences have no figures, but say what the table shows:
 
     <!-- figures: train-workers-mlp -->
     <!-- end -->
 
-    Both are 2.1<!--=mlp-gain--> times as fast as DDP.
-
-What they show stands beside the results. docs/figures/NAME.table has the file that a table is of, its headings and
-the form of a line:
+docs/figures/NAME.table, beside the results, has the file that the table is of, its headings and the form of a line:
 
     train-workers-mlp bold gradtide, shared parameters
     | | samples/s | x never synchronised |
     | {name} | {per_s:,.0f} | {ratio:.2f} |
 
 The table has a line for each result, or, with `by`, for each group of results that agree in some fields. Without the
-first line all lines are written once. docs/figures/sentences.txt has a line for each number:
+first line all lines are written once, and a figure is named with its file:
 
-    mlp-gain = {train-workers-mlp[gradtide, shared parameters].per_s / train-workers-mlp[DDP over Gloo].per_s:.1f}
+    | over DDP | {train-lenet[gradtide, 2 devices].per_s / train-lenet[DDP over Gloo, 2 processes].per_s:.1f} |
 
 `file[this][that].field` is the field of those results in docs/figures/file.json that hold both "this" and "that"; in a
 table `[this].field` looks among the line's own results. `min` or `max` before it takes the least or most of several.
@@ -39,7 +36,6 @@ UNITS = {"us": 1e6, "ms": 1e3, "MB": 1e-6, "GB": 1e-9, "pt": 100}
 EXTREMES = {"min": min, "max": max}
 FIELD = re.compile(r"\{((?:\[[^\]]*\]|[^{}:\[])+)(?::([^{}]*))?\}")
 TERM = re.compile(r"(?:(min|max) )?(?:([\w/-]*)((?:\[[^\]]*\])*)\.)?(\w+)")
-NUMBER = re.compile(r"([-+]?\d[\d,]*(?:\.\d+)?)(<!--=([\w-]+)-->)")
 TABLE = re.compile(r"(<!-- figures: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WHICH = re.compile(r"([\w/-]*)((?:\[[^\]]*\])*)(?: by (\w+(?:, \w+)*))?(?: bold (.+))?")
 
@@ -58,24 +54,11 @@ class Figures:
         for path in folder.glob("*.json"):
             self._files.update(_parts(path.stem, json.loads(path.read_text())))
         self._tables = {path.stem: path.read_text().strip() for path in folder.glob("*.table")}
-        said = folder / "sentences.txt"
-        self._numbers = dict(line.split(" = ", 1) for line in said.read_text().splitlines()) if said.exists() else {}
 
     def write_into(self, page: str) -> str:
         if not page.count("<!-- figures:") == page.count("<!-- end -->") == len(TABLE.findall(page)):
             raise WrongFigure("a table begins with <!-- figures: NAME --> and ends with <!-- end -->")
-        if page.count("<!--=") + page.count("<!-- {") != len(NUMBER.findall(page)):
-            raise WrongFigure("a number in a sentence is marked so: 2.1<!--=NAME-->")
-        page = TABLE.sub(lambda found: f"{found[1]}\n{self._table(found[2])}\n\n{found[3]}", page)
-        return NUMBER.sub(lambda found: self._number(found[3]) + found[2], page)
-
-    def _number(self, name: str) -> str:
-        if name not in self._numbers:
-            raise WrongFigure(f"docs/figures/sentences.txt has no {name}")
-        shown = self._fill(self._numbers[name], [])
-        if not NUMBER.fullmatch(f"{shown}<!--={name}-->"):
-            raise WrongFigure(f"{name} should be a number, and is {shown or 'not measured'}")
-        return shown
+        return TABLE.sub(lambda found: f"{found[1]}\n{self._table(found[2])}\n\n{found[3]}", page)
 
     def _table(self, name: str) -> str:
         if name not in self._tables:

@@ -101,7 +101,7 @@ def test_the_example_runs_and_cells_that_fail_or_are_interrupted_leave_nothing(c
     reply = run_sync(client.kc.get_shell_msg)(timeout=60)["content"]
     assert (reply["status"], reply["ename"]) == ("error", "KeyboardInterrupt")
     assert all(map(end_of, pids))
-    with pytest.raises(CellExecutionError, match=r"worker 1 failed: ValueError: boom \(\d+.py:3\)"):
+    with pytest.raises(CellExecutionError, match=r"worker 1 failed with exit code 1: ValueError: boom \(\d+.py:3\)"):
         run(client, FAIL)
     assert shown(run(client, "1 + 1"), "text/plain") == ["2"]
 

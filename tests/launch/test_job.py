@@ -1,5 +1,6 @@
 """What becomes of a job: decisions without processes."""
 
+import msgspec
 import pytest
 
 from gradtide.launch.job import Again, GoOn, JobState, Show, Stop
@@ -46,6 +47,15 @@ def test_when_all_have_fallen_the_first_of_them_is_shown():
     job, fallen = JobState(2, 2, 0), [failure(0, fell=True), failure(1, fell=True)]
     assert job.reported(fallen[0]) == job.reported(fallen[1]) == job.ended(0, 1, 1.1) == []
     assert job.ended(1, 1, 1.1) == [Show(fallen[0]), Stop(())]
+
+
+@pytest.mark.parametrize("needed", [1, 2])
+def test_a_program_that_was_refused_ends_with_its_line_and_is_not_started_again(needed):
+    job, refused = JobState(2, needed, 3), msgspec.structs.replace(failure(1, fell=True), refused=True)
+    assert job.reported(refused) == [Show(refused), Stop((0,))]
+    assert job.ended(1, 1, 1.1) == job.ended(0, -15, 1.2) == []
+    assert not job.running
+    assert job.exit_code() == 1
 
 
 def test_a_dead_worker_is_started_again_once_it_is_gone():
@@ -115,6 +125,13 @@ def test_failures_that_are_the_same_are_told_in_one_line():
     for rank in range(3):
         job.reported(failure(rank))
     assert aftermath(job) == ["workers 1, 2 failed in the same way"]
+
+
+def test_who_failed_in_the_same_way_somewhere_else_is_told_where():
+    job = JobState(3, 3, 0)
+    for rank, where in enumerate(("train.py:7", "train.py:7", "train.py:9")):
+        job.reported(Failure(rank, 1.0, "Mismatch", "apart", where, fell=rank > 0))
+    assert aftermath(job) == ["worker 1 failed in the same way", "worker 2 failed in the same way (train.py:9)"]
 
 
 def test_a_worker_that_ends_as_it_was_asked_to_has_not_failed_and_another_has():

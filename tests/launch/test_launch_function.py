@@ -66,9 +66,9 @@ def test_workers_train_what_one_process_trains_and_their_failures_are_raised(tmp
     assert done.returncode == 0, done.stderr
     line = 1 + SCRIPT.splitlines().index('fail(lambda: {}["nothing"])')
     assert [line for line in done.stdout.splitlines() if line.startswith("failed:")] == [
-        f"failed: worker 1 failed: KeyError: 'nothing' (script.py:{line})",
+        f"failed: worker 1 failed with exit code 1: KeyError: 'nothing' (script.py:{line})",
         "failed: worker 1 ended with exit code 3",
-        f"failed: worker 1 failed: EOFError: workers have no standard input (script.py:{line + 2})",
+        f"failed: worker 1 failed with exit code 1: EOFError: workers have no standard input (script.py:{line + 2})",
     ]
     assert "[1] KeyError: 'nothing'" in done.stderr
     begun = done.stderr.splitlines()

@@ -1,7 +1,7 @@
 import pytest
 
 from gradtide.launch.members import Members
-from gradtide.processes.job_protocol import Ask, Notice
+from gradtide.processes.job_protocol import Ask, Notice, Roster
 
 pytestmark = pytest.mark.quick
 
@@ -129,3 +129,26 @@ def test_who_is_to_go_and_keeps_something_is_in_the_next_generation_and_told_aga
     assert decree is not None
     assert decree.ranks == (0,)
     assert members.notice() is None
+
+
+def test_who_is_in_the_middle_of_a_batch_goes_on_with_those_who_were_there_and_whoever_came_waits():
+    members = Members(generation=3, together={0, 1, 2}, going={1})
+    members.gone(2)
+    members.asked(Ask(2, 0), 0.0)  # started again
+    members.asked(Ask(0, 3, busy=True), 0.0)
+    assert members.decree({0, 1, 2}) is None
+    members.asked(Ask(1, 3), 0.0)
+    assert members.decree({0, 1, 2}) == Roster(4, (0, 1), busy=True)  # who is to go has not gone yet
+    assert members.notice() == Notice(4, (1,))
+    members.asked(Ask(1, 4), 1.0)
+    members.asked(Ask(0, 4), 1.0)
+    assert members.decree({0, 1, 2}) == Roster(5, (0, 2))
+
+
+def test_of_those_who_know_where_the_job_stands_the_furthest_comes_first():
+    members = Members(generation=1, together={0, 1, 2})
+    members.asked(Ask(0, 1, done=(6, 6)), 0.0)
+    members.asked(Ask(1, 1, done=(7, 7)), 0.0)
+    members.asked(Ask(2, 1, done=(7, 8)), 0.0)
+    members.asked(Ask(3, 0), 0.0)
+    assert members.decree({0, 1, 2, 3}) == Roster(2, (2, 1, 0, 3))

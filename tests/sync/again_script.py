@@ -1,17 +1,23 @@
 """A user's script, started by `gradtide run`: a loop in which something besides the model counts, and workers that die.
 
-again_script.py FOLDER PROGRAM WAY LOADER (WORKER:INCARNATION:MOMENT)...
+again_script.py FOLDER PROGRAM WAY LOADER (WORKER:INCARNATION:MOMENT)... (SIZE@WORKER:INCARNATION:MOMENT)...
 
 A moment is "wrapped" (the model is, and no batch was given yet), or what is begun for the how manyth time: "forward 3",
-"step 3" (in the middle of it) or "end 3".
+"step 3" (in the middle of it) or "end 3"; in edited_programs.py also "edit 3", "evaluate 3" and "saved 3".
+"begins 2": all begin alike for the second time, as those who are left, or who have come. With a size, the worker has
+the job scaled then; who is added has started, and is about to wrap ("started"), before it goes on, and from there on
+batches take their time.
 """
 
+import copy
 import os
 import signal
 import sys
+import time
 import weakref
 from contextlib import nullcontext
 
+import edited_programs
 import numpy as np
 import torch
 from torch import nn
@@ -20,6 +26,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gradtide
 from gradtide.environment import read_environment
+from gradtide.processes.job_protocol import scale
+from gradtide.sync import choose
 
 EPOCHS, SAMPLES, BATCH, BATCHES = 2, 62, 10, 7
 
@@ -161,6 +169,7 @@ PROGRAMS = {
         scheduled_before,
         scheduled_by_hand,
         edited,
+        *edited_programs.PROGRAMS,
     )
 }
 
@@ -169,13 +178,24 @@ class Plain:
     """What stands for the wrapper in one process."""
 
     def __init__(self, net, rule):
-        self.net, self.rule, self.state = net, rule, {}
+        self.net, self.rule, self.state, self.saved = net, rule, {}, []
 
     def __call__(self, x):
         return self.net(x)
 
+    def __getattr__(self, name):
+        return getattr(self.net, name)
+
     def no_sync(self):
         return nullcontext()
+
+    edit = no_sync
+
+    def cut(self, loader):
+        return loader
+
+    def save(self, rule, place):
+        self.saved.append(copy.deepcopy((self.net.state_dict(), rule.state_dict())))
 
     def step(self):
         self.rule.step()
@@ -191,11 +211,33 @@ class Places(list):
 
 
 def alone(program):
-    net, rule = build()
-    model = Plain(net, rule)
+    return [p.detach().numpy() for p in in_one_process(program).net.parameters()]
+
+
+def in_one_process(program):
+    model = Plain(*build())
     for _ in range(EPOCHS):
-        PROGRAMS[program](model, rule, Places(data("list")), lambda _: None)
-    return [p.detach().numpy() for p in net.parameters()]
+        PROGRAMS[program](model, model.rule, Places(data("list")), lambda _: None)
+    return model
+
+
+class Saving(gradtide.DataParallel):
+    """Whose loops evaluate and save."""
+
+    def cut(self, loader):
+        return gradtide.shard(loader)
+
+    def save(self, rule, place):
+        path = f"{sys.argv[1]}/{BATCHES * self.epoch + place}"
+        torch.save((self.state_dict(), rule.state_dict()), f"{path}.new")
+        os.rename(f"{path}.new", f"{path}.pt")
+
+
+def scaled(folder, around, size):
+    open(f"{folder}/scaled", "w").close()
+    scale(around.launch.job, size)
+    while not all(os.path.exists(f"{folder}/started {rank}") for rank in range(size)):
+        time.sleep(0.01)
 
 
 def main(folder, program, way, loader, *deaths):
@@ -204,15 +246,28 @@ def main(folder, program, way, loader, *deaths):
 
     def moment(name):
         counts[name] = counts.get(name, 0) + 1
+        if f"{name} {counts[name]}" in sizes:
+            scaled(folder, around, sizes[f"{name} {counts[name]}"])
+        if name == "end" and os.path.exists(f"{folder}/scaled"):
+            time.sleep(0.03)
         if {f"{name} {counts[name]}", name} & mine:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    prefix = f"{around.launch.rank}:{around.incarnation}:"
-    mine = {death.removeprefix(prefix) for death in deaths if death.startswith(prefix)}
+    me = f"{around.launch.rank}:{around.incarnation}:"
+    mine = {death.removeprefix(me) for death in deaths if death.startswith(me)}
+    sizes = {at.removeprefix(me): int(size) for size, _, at in (d.partition("@") for d in deaths) if at.startswith(me)}
+
+    def beginning(*arguments, **named):
+        moment("begins")
+        return begin_alike(*arguments, **named)
+
+    begin_alike, choose._begin_alike = choose._begin_alike, beginning
+    open(f"{folder}/started {around.launch.rank}", "w").close()
+    moment("started")
     net, rule = build()
     gone = weakref.proxy(nn.Linear(1, 1))  # what programs keep, too: it may not be asked anything any more
     sync = gradtide.Servers("bsp") if way == "servers" else "auto"
-    model = gradtide.DataParallel(net, rule, sync, share_parameters={"copies": False, "shared": True}.get(way))
+    model = Saving(net, rule, sync, share_parameters={"copies": False, "shared": True}.get(way))
     moment("wrapped")
     for epoch in range(model.epoch, EPOCHS):
         PROGRAMS[program](model, rule, gradtide.shard(data(loader)), moment)

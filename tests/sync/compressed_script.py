@@ -46,13 +46,13 @@ def noting(smaller, group, share, window):
     average(smaller, group, share, window)
 
 
-def held(job, *, keeps=False):
+def held(job, **asking):
     """After what those who go had left out was handed over."""
     if job.generation == 1:
         print(f"worker {number} would ask", flush=True)
         while not job.elastic.going:
             time.sleep(0.01)
-    regroup(job, keeps=keeps)
+    regroup(job, **asking)
 
 
 average, regroup = SmallerChanges.average, job_module.Job.regroup

@@ -193,15 +193,8 @@ WORDS = {
     **{
         name: lambda case, name=name: name in case["program"]
         for name in (
-            "accumulates",
-            "balance",
-            "clip_norm",
-            "compress",
-            "autocast",
-            "buffer",
-            "evaluates",
-            "saves",
-            "edits",
+            *("accumulates", "balance", "clip_norm", "compress"),
+            *("autocast", "buffer", "evaluates", "saves", "edits"),
         )
     },
     "schedule per step": lambda case: case["program"].get("schedule") in PER_STEP,

@@ -47,10 +47,7 @@ def _moment(of, program, incarnation):
     return f"{of.choice(MOMENTS[program])} {of.randint(1, 3 if incarnation else LAST)}"
 
 
-# Who is started again finds model.state a step too far when another one dies before it has stepped; nothing wrong is
-# trained: the step is refused, or the script's own assertion ends it.
-OPEN = pytest.mark.xfail(reason="model.state of a newcomer after a second death", strict=True)
-NUMBERS = [pytest.param(n, marks=[pytest.mark.slow, *([OPEN] if n in (105, 130) else [])]) for n in range(4, 200)]
+NUMBERS = [pytest.param(n, marks=pytest.mark.slow) for n in range(4, 200)]
 
 
 @pytest.mark.parametrize("number", [*range(4), *NUMBERS])

@@ -1,7 +1,8 @@
 """What becomes of a job as its workers fail and end: pure decisions, which launcher.py carries out.
 
 The first failure matters: it is shown first and decides the exit code. A worker that merely fell because a peer did may
-be heard of earlier than that peer, so one of those is believed only when no better reason turns up within a second.
+be heard of earlier than that peer, so one of those is believed only when no better reason turns up within a second. A
+program that was refused would be refused again, so it is not started again, and no other worker goes on with it.
 """
 
 import signal

@@ -2,9 +2,10 @@
 
 Every worker asks before it joins a group: when it starts, and again when a group broke or when it was told that
 somebody comes or goes. The next generation of the group is decreed once all who live have asked. Survivors come first
-in it: its rank 0 knows where the job stands. Who is to go is not in it, unless it keeps something for the others: then
-it is told again. Nor is who was added when nobody is left who knows. Who was added is not waited for before it asks:
-the others work on.
+in it, the furthest of them before all: its rank 0 knows where the job stands. Who is to go is not in it, unless it
+keeps something for the others: then it is told again. Nor is who was added when nobody is left who knows. Who was added
+is not waited for before it asks: the others work on. Where one of those who ask is in the middle of a batch, they go on
+among themselves, and ask again when it is over: whoever comes could not know what the rest of the batch is.
 """
 
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ class Members:
     patience_s: float = 1800.0  # how long the others wait for one that lives and does not ask; then it is ended
     generation: int = 0
     asking: dict[int, Ask] = field(default_factory=dict)  # by rank
+    together: set[int] = field(default_factory=set)  # who lives of the last generation
     going: set[int] = field(default_factory=set)  # who is to go, and has not yet
     added: set[int] = field(default_factory=set)  # who was added to the job, and is not in a generation yet
     absent: set[int] = field(default_factory=set)  # who has no place to run at yet: the others work on without it
@@ -37,6 +39,7 @@ class Members:
     def gone(self, rank: int) -> None:
         """A worker ended; what it asked for is void."""
         self.asking.pop(rank, None)
+        self.together.discard(rank)
         self.going.discard(rank)
         self.added.discard(rank)
         self.absent.discard(rank)
@@ -56,16 +59,19 @@ class Members:
         """The next generation, if everybody who lives has asked."""
         if not self.asking or self._awaited(living):
             return None
-        keepers = {rank for rank, ask in self.asking.items() if ask.keeps}
+        busy = self._is_busy
+        asking = {rank: ask for rank, ask in self.asking.items() if not busy or ask.generation}
+        keepers = {rank for rank, ask in asking.items() if ask.keeps or busy}
         refused = (self.going - keepers) | (self.added if self._nobody_knows() else set())
-        staying = [rank for rank in self.asking if rank not in refused]
+        staying = [rank for rank in asking if rank not in refused]
         self.generation += 1
-        self.going -= set(self.asking) - keepers
-        self.added -= set(self.asking)
-        ranks = sorted(staying, key=lambda rank: (self.asking[rank].generation == 0, rank))
-        self.asking.clear()
+        self.going -= set(asking) - keepers
+        self.added -= set(asking)
+        ranks = sorted(staying, key=lambda rank: _place(asking[rank]))
+        self.asking = {rank: ask for rank, ask in self.asking.items() if rank not in asking}
+        self.together = set(ranks)
         self._since_s = self.noticed = None
-        return Roster(self.generation, tuple(ranks))
+        return Roster(self.generation, tuple(ranks), busy=busy)
 
     def stranded(self, living: set[int]) -> tuple[int, ...]:
         """Who was started again, and asks when all others who live have, of whom nobody knows where the job stands."""
@@ -96,5 +102,16 @@ class Members:
     def _nobody_knows(self) -> bool:
         return self.generation > 0 and all(ask.generation == 0 for ask in self.asking.values())
 
+    @property
+    def _is_busy(self) -> bool:
+        return any(ask.busy for ask in self.asking.values())
+
     def _awaited(self, living: set[int]) -> tuple[int, ...]:
-        return tuple(sorted(living - set(self.asking) - self.added - self.absent))
+        needed = living & self.together if self._is_busy else living
+        return tuple(sorted(needed - set(self.asking) - self.added - self.absent))
+
+
+def _place(ask: Ask) -> tuple[bool, int, int, int]:
+    """Survivors first, and of them the furthest."""
+    batches, steps = ask.done
+    return ask.generation == 0, -batches, -steps, ask.rank

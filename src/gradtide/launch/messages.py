@@ -48,7 +48,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     where: str = ""  # file and line
     traceback: str = ""  # empty when it was shown already, or there is none
     fell: bool = False  # because of a peer, by the look of it
-    refused: bool = False  # what the script asks for: it would be refused again
+    refused: bool = False  # the script asks for what can't be, and would ask again
     exit_code: int = 1
 
 

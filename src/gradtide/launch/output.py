@@ -120,8 +120,11 @@ class Output:
         self._brought.clear()
 
     def _write(self, to: int, data: bytes) -> None:
-        """In pieces that a pipe takes whole or not at all: a reader that does not read must not hold us for ever."""
         self._latest = data or self._latest
+        self._put(to, data)
+
+    def _put(self, to: int, data: bytes) -> None:
+        """In pieces that a pipe takes whole or not at all: a reader that does not read must not hold us for ever."""
         view, size = memoryview(data), self._pieces_bytes[to]
         try:
             while view and not self.reader_gone:

@@ -158,9 +158,10 @@ class Registrar:
             return
         if self.stores is not None:
             decree = self._with_store(self.stores, decree)
-        self.roster, waiting = decree, self._waiting
-        self._waiting = {}
-        for asker in waiting.values():
+        self.roster, asking = decree, self.members.asking
+        answered = [asker for rank, asker in self._waiting.items() if rank not in asking]
+        self._waiting = {rank: asker for rank, asker in self._waiting.items() if rank in asking}
+        for asker in answered:
             self._tell(asker, msgspec.json.encode(decree))
 
     def _tell(self, asker: Asker, answer: bytes) -> None:

@@ -39,6 +39,10 @@ _BEYOND = (
     "gradtide.shard that gave its batches, so that they can be given again; step with the last batch, too, where "
     "batches.place + 1 == len(batches)"
 )
+_SIDE_BY_SIDE = (
+    f"two loops over gradtide.shard go side by side: {_ELASTIC} one that comes later could not tell how far each of "
+    "them is; zip the loaders inside of one shard"
+)
 _ROUNDS = (
     f"a step over several batches: over servers, {_ELASTIC}, each batch of gradtide.shard must be a step, for a worker "
     "that comes later finds its place by counting steps; take larger batches and cut them within the loop, or train "
@@ -118,6 +122,10 @@ class shard(Iterable[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         job, batches, this = self._job, self._batches(), object()
+        if job.inside:
+            yield from self._within(batches, this)
+            return
+        job.admit()
         self._look_at_window()
         step: list[Any] = []  # what was given of the step that is under way, and may have to be given again
         at, self._place = 0, -1
@@ -126,7 +134,9 @@ class shard(Iterable[Any]):
             for batch in batches:
                 at -= self._go_back(batches, step, at) if job.undone else 0
                 if not step:
-                    job.begun, self._place = job.batches, self._place + batches.skipped
+                    job.begin_step()
+                    job.arrive()
+                    job.past_edits, self._place = 0, self._place + batches.skipped
                 step.append(batch)
                 while at < len(step):
                     self._check_placed(begins=not at)
@@ -138,16 +148,37 @@ class shard(Iterable[Any]):
                     step.clear()
                     at = 0
             self._check_loop_is_whole(first=False)
+            if not job.behind:
+                job.arrive()
         finally:
-            if self._shares is not None:
-                self._shares.leave()
-            job.shares.pop(this, None)
-            job.share = next(reversed(job.shares.values()), None)  # of a loop around this one
+            self._leave(this)
+
+    def _within(self, batches: AgreedBatches | GivenBatches, this: object) -> Iterator[Any]:
+        """A loop in the body of another one, to evaluate, say: its batches come again with those of the other."""
+        self._place = -1
+        try:
+            for batch in batches:
+                self._place += 1
+                yield from self._give(batch, this)
+                batches.finish()
+        finally:
+            self._leave(this)
+
+    def _leave(self, loop: object) -> None:
+        job = self._job
+        if self._shares is not None:
+            self._shares.leave()
+        job.shares.pop(loop, None)
+        job.share = next(reversed(job.shares.values()), None)  # of a loop around this one
 
     def _go_back(self, batches: AgreedBatches | GivenBatches, step: Sequence[Any], at: int) -> int:
         """Agrees with those who came meanwhile on what is next. Returns how many batches come again, since their step
         was lost with a worker; they are cut for those who are there now."""
         job = self._job
+        if job.inside and job.elastic is not None and job.meets and not job.in_windows:
+            raise ConfigError(_SIDE_BY_SIDE)
+        job.take_back()
+        job.admit()
         if job.take_back() > at:
             raise ConfigError(_BEYOND)
         batches.go_on(step[at - max(1, job.undone)])
@@ -197,13 +228,16 @@ class shard(Iterable[Any]):
         return PartReader(self._loader, self._own.expect, seed, OwnDraws(seed) if self._read == "part" else Watched())
 
     def _give(self, batch: Any, loop: object) -> Iterator[Any]:
-        part = self._part(batch, loop)
-        if self._shares is None:
+        part, shares = self._part(batch, loop), self._shares
+        self._job.inside += 1
+        try:
+            if shares is not None:
+                shares.begin()
             yield part
-            return
-        self._shares.begin()
-        yield part
-        self._shares.end()
+            if shares is not None:
+                shares.end()
+        finally:
+            self._job.inside -= 1
 
     def _part(self, batch: Any, loop: object) -> Any:
         job, read = self._job, isinstance(batch, PartBatch)

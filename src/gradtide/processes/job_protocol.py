@@ -36,12 +36,16 @@ _SCALE_S = 10.0
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """Worker to launcher: whom do I work with? The generation it was in; 0 for one that has just started. `keeps`: it
     has what nobody else has, so it can't go before it has left that to somebody in the next generation. `again`: it
-    has asked before, over a connection that broke. `living`: only who lives, or is being started; answered at once."""
+    has asked before, over a connection that broke. `busy`: it is in the middle of a batch, where nobody can join or go.
+    `done`: how many batches it has behind it, and what it has finished with the others otherwise. `living`: only
+    who lives, or is being started; answered at once."""
 
     rank: int
     generation: int
     keeps: bool = False
     again: bool = False
+    busy: bool = False
+    done: tuple[int, int] = (0, 0)
     living: bool = False
 
 
@@ -77,11 +81,13 @@ class LeaseAnswer(msgspec.Struct, frozen=True, tag=True):
 
 class Roster(msgspec.Struct, frozen=True, tag=True):
     """Launcher to workers: these work together. Those who know where the job stands come first. `store`: the port, at
-    the registrar's host, of the torch store in which they find each other; 0: all are on one machine."""
+    the registrar's host, of the torch store in which they find each other; 0: all are on one machine. `busy`: one of
+    them was, so all ask again before their next batch."""
 
     generation: int
     ranks: tuple[int, ...]
     store: int = 0
+    busy: bool = False
 
 
 class Lost(msgspec.Struct, frozen=True, tag=True):
@@ -92,7 +98,7 @@ class Lost(msgspec.Struct, frozen=True, tag=True):
 
 
 class Notice(msgspec.Struct, frozen=True, tag=True):
-    """Launcher to workers of a generation: somebody has come, or these are to go; ask at the end of a step who works
+    """Launcher to workers of a generation: somebody has come, or these are to go; ask between two batches who works
     together then."""
 
     generation: int

@@ -1,5 +1,6 @@
 """The processes that train together, as this one sees them."""
 
+import copy
 import functools
 import weakref
 from dataclasses import dataclass, field, replace
@@ -55,9 +56,9 @@ class Elastic:
     _watcher: Watcher | RegistrarLine | None = None
     _told: Notice | None = None
 
-    def ask(self, *, keeps: bool, timeout_s: float) -> Roster:
+    def ask(self, *, keeps: bool, busy: bool, done: tuple[int, int], timeout_s: float) -> Roster:
         """Who works together next, once all who live have asked."""
-        return self._ask(Ask(self.number, self.generation, keeps), timeout_s)
+        return self._ask(Ask(self.number, self.generation, keeps, busy=busy, done=done), timeout_s)
 
     def living(self, timeout_s: float) -> set[int]:
         """Who lives just now, or is being started."""
@@ -132,11 +133,21 @@ class Job:
     behind: int = 0  # batches that the others were given before this worker came
     begun: int = 0  # batches that `shard` had given before the first one of the step that is under way
     undone: int = 0  # batches whose step was lost with a worker: `shard` gives them again
+    inside: int = 0  # loops over `shard` whose body is under way, one within another
+    called: bool = False  # somebody comes or goes: who works together is asked before the next batch
+    done: int = 0  # steps, and what was done together besides them (edits, means), that are finished
+    stayed: bool = False  # what failed here when a worker died had been finished by another
+    last_mean: list[float] = field(default_factory=list)  # of all workers' values
+    edits: int = 0  # and means between loops, since the last batch or since the script said its epoch
+    edits_before: int = 0  # the same before the first batch of the step that is under way
+    arrived: bool = True  # not a newcomer that goes over what the others have done before it came
+    past_edits: int = 0  # what they had done of `edits` by then
     apart: bool = False  # each worker comes and goes by itself, so they can't agree on anything but through servers
     agreed: int = 0  # the generation whose workers have agreed on what they go on with
     served: set[str] = field(default_factory=set)  # the addresses of servers that a model is trained through
     ended: set[str] = field(default_factory=set)  # clients of servers that were in trainings which ended here
     state: dict[str, Any] = field(default_factory=dict)  # the script's own, of plain values, which newcomers are told
+    state_before: dict[str, Any] = field(default_factory=dict)  # the same before the step that is under way
     epoch_began: int = 0  # how many batches were given before this epoch of the script
     resumed: bool = False  # told, and not asked for yet
     loops: list[LoopBegin] = field(default_factory=list)  # of this epoch of the script, where newcomers need them
@@ -184,7 +195,7 @@ class Job:
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self.resumed, self.state["epoch"], self.epoch_began = False, epoch, self.batches
+        self.resumed, self.state["epoch"], self.epoch_began, self.edits = False, epoch, self.batches, 0
         self.loops = [loop for loop in self.loops if loop.batches >= self.batches]
 
     @property
@@ -237,6 +248,51 @@ class Job:
         if not trained:
             raise error
         trained[-1].recover(error)
+        self.admit()
+
+    def admit(self) -> None:
+        """Between two batches: those who come join, and those who are to go leave. What they find is of whole batches,
+        with all that the script's loop does for one."""
+        while self.called and not self.inside and (trained := [one for one in self.living if one.can_go_on]):
+            trained[-1].admit()
+
+    def begin_step(self) -> None:
+        """Its first batch is about to be given."""
+        self.begun, self.edits_before, self.edits = self.batches, self.edits, 0
+        if self.elastic is not None and not self.apart:
+            self.state_before = copy.deepcopy(self.state)
+
+    def take_state(self, state: dict[str, Any]) -> None:
+        """The script has this very dict."""
+        self.state.clear()
+        self.state.update(copy.deepcopy(state))
+
+    def arrive(self) -> None:
+        """A newcomer is where the others are: what its script did to the model on the way never was."""
+        if not self.arrived:
+            self.arrived = True
+            for one in self.living:
+                one.arrive()
+
+    def skips(self) -> bool:
+        """Whether what the script does together with others now comes again, with a step that was lost, or was done by
+        them before this worker came."""
+        if self.undone or not self.arrived:
+            return True
+        if self.past_edits:
+            self.past_edits, self.edits = self.past_edits - 1, self.edits + 1
+            return True
+        return False
+
+    def did(self, *, told: bool) -> None:
+        """All have done it. `told`: by one who had finished it, and has counted it."""
+        self.done += not (told or self.before_step)
+        self.edits += not self.inside
+
+    @property
+    def before_step(self) -> bool:
+        """Whether what is done now comes again if the step that is under way is lost."""
+        return bool(self.inside) and self.stepped != self.batches
 
     def take_back(self) -> int:
         """How many batches are to be given again; what their step did besides, on this worker, never was."""
@@ -260,15 +316,24 @@ class Job:
             self._follow_clock()
         return observe
 
-    def regroup(self, *, keeps: bool = False) -> None:
+    def leave(self) -> None:
+        """One that was told nothing yet leaves its group, and comes anew when it asks for one."""
+        assert self.elastic is not None
+        if self._group is not None:
+            self._group.close()
+        self._group, self.elastic.generation = None, 0
+
+    def regroup(self, *, keeps: bool = False, busy: bool = False, done: tuple[int, int] = (0, 0)) -> None:
         """Joins those who are left, and those who have come, once all of them ask. `keeps`: this worker has what nobody
-        else has, and is not let go before it has handed that over."""
+        else has, and is not let go before it has handed that over. `busy`: it is in the middle of a batch, so whoever
+        comes waits for the end of it. `done`: who is furthest tells the others."""
         assert self.elastic is not None
         if self._group is not None:
             self._group.close()
             self._group = None
         state = self.elastic
-        decree = state.ask(keeps=keeps, timeout_s=2 * self.timeout_s)
+        decree = state.ask(keeps=keeps, busy=busy, done=done, timeout_s=2 * self.timeout_s)
+        self.called = decree.busy
         state.newcomer = state.generation == 0 and decree.generation > 1
         state.generation = decree.generation
         if state.number not in decree.ranks:

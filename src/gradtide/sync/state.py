@@ -74,6 +74,10 @@ class _Standing(msgspec.Struct, frozen=True):
     state: list[dict[str, _Shape | _Scalar]]  # a parameter each
     script: dict[str, Any] = {}
     epoch_began: int = 0
+    done: int = 0
+    edits: int = 0
+    mean: list[float] = []
+    begins: bool = False  # nobody is left who was under way: all have just come
 
 
 def outline(trained: Trained) -> list[str]:
@@ -173,8 +177,10 @@ def share_state(trained: Trained, job: Job, group: Group, spread: Group | Device
     told = msgspec.json.decode(told_by(_tell(trained, job), group), type=_Standing)
     if group.rank and job.elastic is not None and job.elastic.newcomer and not job.batches:  # not when its way changes
         _take_place(trained, job, told)
-    elif group.rank:
-        job.undone = max(0, job.batches - told.batches)  # a death may find one before a step's end, another after it
+        job.arrived, job.done, job.past_edits = told.begins, told.done, told.edits
+    elif group.rank:  # a death may find one before a step's end, another after it
+        job.stayed = (told.batches, told.done) > (job.batches + job.behind - job.undone, job.done)
+        job.undone, job.done, job.last_mean = max(0, job.batches - told.batches), told.done, told.mean
     for parameter, named in zip(trained.parameters, told.state, strict=True):
         _share_one(trained.state_of(parameter), parameter, named, spread)
 
@@ -359,7 +365,10 @@ def _share_one(
 def _tell(trained: Trained, job: Job) -> bytes:
     options = [plain_options(group) for group in trained.groups]
     state = [_described(trained.state_of(p).get(p, {})) for p in trained.parameters]
-    standing = _Standing(job.batches + job.behind - job.undone, options, state, job.state, job.epoch_began)
+    batches, begins = job.batches + job.behind - job.undone, job.elastic is not None and job.elastic.newcomer
+    edits = job.edits_before if job.undone else job.edits + job.past_edits
+    done = job.done, edits, job.last_mean, begins
+    standing = _Standing(batches, options, state, job.state, job.epoch_began, *done)
     try:
         return msgspec.json.encode(standing)
     except (TypeError, ValueError) as error:

@@ -1,6 +1,7 @@
 """Keeps a model alike on all workers: along one way, and along the next one when workers come, go or die."""
 
 import contextlib
+import copy
 import math
 import sys
 import warnings
@@ -21,6 +22,7 @@ from gradtide.sync.alone import Alone
 from gradtide.sync.choose import (
     ON_TRIAL,
     TRIAL_STEPS,
+    WRAPPING,
     Wishes,
     can_be_shared,
     check_one_optimizer,
@@ -39,7 +41,7 @@ from gradtide.sync.trained import Trained, find_trained, needs_closure
 from gradtide.sync.watching.alike import AlikeNet, look_whether_alike
 from gradtide.sync.watching.backward import BackwardHooks
 from gradtide.sync.watching.guard import Trial
-from gradtide.sync.watching.lost_step import LostStep, StepBegin
+from gradtide.sync.watching.lost_step import KeptValues, LostStep, StepBegin
 from gradtide.sync.watching.own_gradient import OwnGradients
 from gradtide.sync.watching.steps import StepHooks
 from gradtide.sync.watching.uneven import UnevenLoops
@@ -48,7 +50,10 @@ from gradtide.sync.ways import EveryStep, Way
 __all__ = ["Synchroniser"]
 
 T = TypeVar("T")
-_LENGTHS = "for loops of different lengths, share out the data with gradtide.shard(...), or train in model.join()"
+_TOGETHER = (
+    "all workers call step, evaluate, mean_over_workers and the like, not only `if gradtide.is_main():`; for loops of "
+    "different lengths, share out the data with gradtide.shard(...), or train in model.join()"
+)
 OverServers = ServersWay | LocalOverServers | TogetherFirst
 
 
@@ -69,6 +74,7 @@ class Synchroniser:
         self._lost: LostStep | None = None  # until its batches come again
         self._tried: LostStep | None = None  # until it is taken again
         self._step_begin: StepBegin | None = None  # of the step that is under way
+        self._unedited: tuple[int, KeptValues] | None = None  # after how many batches such a step began, and with what
         self._weighed: float | None = None  # what the user said that this worker's loss counts
         self._said = 0.0, 0.0  # the same as it was said, for another way
         self._rounds, self._clipped = 0, 0  # synchronisations so far; the one whose gradient was clipped
@@ -84,12 +90,14 @@ class Synchroniser:
         self._may_share &= wishes.compression is None or wishes.compression.settings.codec == AUTO
         self._on_trial = self._may_share and wishes.trial and wishes.share_parameters is None
         self._trial, self._unproven = Trial(trained) if self._on_trial else None, ON_TRIAL if self._on_trial else ""
-        self.way = self._choose_way()
+        self.way = self._begin()
         job.nobody_waits = _is_async(wishes.sync)
         self._hooks, self._editing, self._loads = self._watch(), False, self._watch_loads()
         self._step_hooks = StepHooks(self._before_optimizer, self._after_optimizer, self._before_stranger)
         self._step_hooks.know(trained.optimizers)
         self._job.trainings.append(weakref.ref(self))
+        shared = isinstance(self.way, SharedParameters)  # which have what was told in memory of all
+        self._told = None if job.arrived or shared else LastStep(trained)
         if isinstance(self.way, LocalSteps) and self._is_called_apart(self.way):
             self._go_on(None, finished=True)
 
@@ -98,15 +106,32 @@ class Synchroniser:
         group = self._job.group if self.way.is_collective else None
         return contextlib.nullcontext() if group is None else group.purpose(text)
 
+    def _begin(self) -> Way:
+        """With those who are there; who has just come, and finds one dying, asks anew like one who has just come."""
+        job, elastic = self._job, self._job.elastic
+        if elastic is None or job.apart or job.batches or job.trainings:
+            return self._choose_way()
+        built, last = KeptValues(self._trained), LastStep(self._trained)
+        while True:
+            try:
+                return self._choose_way()
+            except (PeerLost, PeerTimeout):
+                if elastic.generation == 0:
+                    raise
+                job.leave()
+                last.restore()
+                built.put_back()
+
     def _choose_way(self) -> Way:
         """As worker 0 does: one that has just come knows less of how the program goes."""
         self._net = AlikeNet()
-        if self._wishes.trial and not isinstance(self._wishes.sync, Servers) and self._job.group is not None:
-            self._job.group.advise(_LENGTHS)
+        if self._wishes.trial and not _is_over_servers(self._wishes.sync) and self._job.group is not None:
+            self._job.group.advise(_TOGETHER)
         if self._may_share and self._job.group is not None:
             trial = self._trial
             known = torch.tensor([not self._unproven, trial is None, trial.steps if trial else 0, self._on_trial])
-            self._job.group.broadcast(known)
+            with self._job.group.purpose(WRAPPING):
+                self._job.group.broadcast(known)
             proven, over, steps, self._on_trial = bool(known[0]), bool(known[1]), int(known[2]), bool(known[3])
             if proven or (over and self._unproven in ("", ON_TRIAL)):  # else this worker knows why
                 self._unproven = "" if proven else "before this worker came, the program edited gradients or parameters"
@@ -147,6 +172,9 @@ class Synchroniser:
     def before_forward(self) -> None:
         """What the program changed since the last step is taken up now: a layer unfrozen or replaced, a group added."""
         self._check_not_ended()
+        if self._step_begin is None and not self._job.behind:  # in a loop without `shard`
+            self._job.admit()
+            self._job.arrive()
         self._step_hooks.forget_failed()
         if self._hooks.unfinished and self._synchronising:
             raise ConfigError(
@@ -317,25 +345,37 @@ class Synchroniser:
         try:
             self._take_step(optimizers)
             self._count_step(optimizers)
-            finished, self._job.stepped, self._step_begin = True, self._job.batches, None
+            finished = self._finish_step()
+            self._job.done += 1
             self._end_step()
-            if self._is_called():
-                self._go_on(None, finished)
-            else:
-                self._share_if_proven()
+            self._end_round()
         except CommunicationError as error:
             if not self._can_go_on:
                 raise
             self._end_step()
             self._go_on(error, finished)
+            finished = finished or (self._job.stayed and self._finish_step())
         self._emit(ParametersUpdated())
         return not self._job.undone and (finished or not isinstance(self.way, EveryStep))  # local steps stay
+
+    def _finish_step(self) -> bool:
+        self._job.stepped, self._step_begin, self._unedited = self._job.batches, None, None
+        return True
+
+    def _end_round(self) -> None:
+        """Whoever has come joins when the program's loop is done with the batch: until then nobody could tell it where
+        the others are."""
+        if not self._is_called():
+            self._share_if_proven()
+        elif isinstance(self.way, EveryStep):
+            self._job.called = True
+        else:
+            self._go_on(None, finished=True)
 
     def _check_step_a_batch(self) -> None:
         """Only what was a step can be taken again, and who comes later can only begin after one."""
         job = self._job
-        again = self._can_go_on and isinstance(self.way, EveryStep)
-        if (again or job.by_rounds) and job.shares and job.stepped == job.batches:
+        if (self._takes_again or job.by_rounds) and job.shares and job.stepped == job.batches:
             raise ConfigError(
                 "a second step with one batch of gradtide.shard: in a job that may lose or gain workers a batch is in "
                 "one step, which can be taken again; sum the losses, or leave --min-workers and the like out"
@@ -558,22 +598,108 @@ class Synchroniser:
     @contextlib.contextmanager
     def edit(self) -> Iterator[None]:
         """In it the parameters may be changed; afterwards all workers have what worker 0 has."""
-        if self._job.undone:  # it comes again, with the step that was lost
-            yield
+        if self._job.skips():
+            with self._void():
+                yield
             return
-        with self._purpose("in model.edit() or load_state_dict(), which all workers enter together"):
-            if self.way.is_collective:
-                self.meet()
-            with self.way.edit():
-                self._editing = True
-                try:
-                    yield
-                finally:
-                    self._editing = False
+        kept, led = KeptValues(self._trained) if self._takes_again else None, self.way.led
+        edited, told = None, False
+        try:
+            with self._purpose("in model.edit() or load_state_dict(), which all workers enter together"):
+                if self.way.is_collective:
+                    self.meet()
+                with self.way.edit():
+                    with self._edits():
+                        yield
+                    if kept is not None:
+                        edited = KeptValues(self._trained)
+                        self._count(True)  # all are here: who has not come yet has not edited
+        except CommunicationError as error:
+            if kept is None or edited is None:
+                raise
+            told = self._edit_again(error, kept, edited, led)
+        self._edited(kept, told=told)
+
+    @contextlib.contextmanager
+    def _edits(self) -> Iterator[None]:
+        self._editing = True
+        try:
+            yield
+        finally:
+            self._editing = False
+
+    @contextlib.contextmanager
+    def _void(self) -> Iterator[None]:
+        """What is edited in here comes again, with the step that was lost; or all did it before this worker came."""
+        kept = KeptValues(self._trained)
+        try:
+            yield
+        finally:
+            kept.put_back()
+            if isinstance(self.way, SharedParameters):
+                self.way.forget_edits()
+
+    @property
+    def _takes_again(self) -> bool:
+        """Whether a step that is lost with a worker is taken again."""
+        return self._can_go_on and isinstance(self.way, EveryStep)
+
+    def _edit_again(self, error: CommunicationError, kept: KeptValues, edited: KeptValues, led: bool) -> bool:
+        """One died when all were to have the same edit. It comes again with the step that it is before; else those who
+        are left have it from one who does (returns whether that is so), or share it anew."""
+        while True:
+            kept.put_back()
+            if self._job.before_step:
+                self._keep_unedited(kept)
+                self._go_on(error, finished=False, asking=True)
+                return False
+            self._go_on(error, finished=True, asking=True)
+            if self._job.stayed:
+                return True
+            if self.way.led and not led and edited.is_now():
+                raise ConfigError(
+                    "worker 0 died within model.edit(), and nothing was changed in there on this worker, which is the "
+                    "first one now: what was changed on worker 0 alone is lost; make the same edit on all workers"
+                )
+            try:
+                with self.way.edit():
+                    edited.put_back()
+                    self._count(True)
+                return False
+            except CommunicationError as another:
+                error = another
+
+    def _keep_unedited(self, kept: KeptValues) -> None:
+        """Of the step that is under way, before its first edit."""
+        if self._unedited is None or self._unedited[0] != self._job.begun:
+            self._unedited = self._job.begun, kept
+
+    def _edited(self, kept: KeptValues | None, *, told: bool) -> None:
+        """All have the edit. `told`: by one who had finished it, and has counted it."""
+        if kept is not None and not self._job.undone:
+            if self._job.before_step:
+                self._keep_unedited(kept)
+            self._job.did(told=told)
         if isinstance(self.way, SharedParameters) and self.way.outdated:
-            self._anew()
+            self.together(self._anew, lambda: None)
         if self._trial is not None:
             self._trial.edited_properly()
+
+    def mean(self, add_up: Callable[[Tensor], Tensor], own: Tensor) -> Tensor:
+        """Of all workers' values. One that dies meanwhile is not in it, if nobody has heard of its value."""
+        job, told = self._job, False
+        while not job.skips():
+            try:
+                job.last_mean = add_up(own.clone()).tolist()
+            except CommunicationError as error:
+                if not self._takes_again:
+                    raise
+                self._go_on(error, finished=not job.before_step, asking=True)
+                if job.undone or not (told := job.stayed):
+                    continue
+            job.did(told=told)
+            return torch.tensor(job.last_mean, dtype=own.dtype)
+        return own
 
     # --- the program changes ---
 
@@ -791,6 +917,8 @@ class Synchroniser:
             return
         if not isinstance(self.way, OverServers) and sys.exc_info()[0] is None and self._trained.is_outdated():
             self.follow()
+        if sys.exc_info()[0] is None:
+            self._job.admit()
         self.together(self.way.finish, lambda: None)
         self._look_at_the_end()
 
@@ -883,10 +1011,7 @@ class Synchroniser:
             self.way.depart()
         if not self.way.is_collective:
             return False
-        called = self._count(notice is not None and notice.generation == elastic.generation) > 0
-        if called and isinstance(self.way, CompressedReduce):
-            self.way.hand_over(elastic.number, elastic.going)
-        return called
+        return self._count(notice is not None and notice.generation == elastic.generation) > 0
 
     def _is_called_apart(self, way: LocalSteps) -> bool:
         """So it was said where all met. What those who go have left out goes to one who stays."""
@@ -909,7 +1034,25 @@ class Synchroniser:
         """A peer died between two steps, or within one, of several batches."""
         finished = not (self._job.undone or self.keeps_gradients)
         self._end_step()
-        self._go_on(error, finished, asking=True)
+        self._go_on(error, finished, asking=True, busy=self._job.inside > 0)
+
+    def admit(self) -> None:
+        """Between two batches."""
+        error: CommunicationError | None = None
+        if isinstance(self.way, CompressedReduce) and self._job.elastic is not None:
+            try:
+                self.way.hand_over(self._job.elastic.number, self._job.elastic.going)
+            except CommunicationError as died:
+                error = died
+        self._go_on(error, finished=True, asking=True, busy=False)
+
+    def arrive(self) -> None:
+        """This newcomer is where the others are; what its script loaded until now, they had loaded long before."""
+        told, self._told = self._told, None
+        if isinstance(self.way, SharedParameters):
+            self.way.forget_edits()
+        elif told is not None:
+            told.restore()
 
     def _note_lost(self, *, tried: bool) -> None:
         job, self._lost = self._job, None
@@ -939,39 +1082,59 @@ class Synchroniser:
             self._forget_given()
             self._hooks.synchronised(self._equal_part())
 
-    def _go_on(self, error: CommunicationError | None, finished: bool, *, asking: bool = False) -> None:
+    def _go_on(
+        self, error: CommunicationError | None, finished: bool, *, asking: bool = False, busy: bool = True
+    ) -> None:
         """A peer died, or somebody comes or goes: the next members go on from the last finished step, and `shard` gives
-        the batch of a step that was lost again. `asking`: for the order of batches."""
+        the batch of a step that was lost again. `asking`: not in a step, but for the order of batches, say. `busy`: the
+        program is not done with the batch, so whoever comes has to wait."""
         last: LastStep | None = None
-        job = self._job
+        job, script = self._job, copy.deepcopy(self._job.state)
         undone = job.undone or (0 if finished else job.batches - job.begun)
+        every = isinstance(self.way, EveryStep)
+        done = (job.batches + job.behind - undone, job.done) if every else (0, 0)
+        own = job.done
         while True:
             try:
-                self._job.regroup(keeps=self._keeps)  # from here on nobody writes to what the ranks shared
+                # From here on nobody writes to what the ranks shared.
+                self._job.regroup(keeps=self._keeps, busy=busy and every, done=done)
                 if isinstance(self.way, LocalSteps) and self._is_apart(self.way, asking):
                     if self._wishes.compression is not None and error is not None:
                         self._wishes.compression.tell_of_death(self._job)
                     if self._is_called_apart(self.way):
                         continue
                     return
-                job.undone, self._wishes.outer.alike = undone, True
+                job.undone, job.done, job.stayed, self._wishes.outer.alike = undone, own, False, True
                 if last is None:
-                    if undone and self._step_begin is not None:
-                        self._step_begin.restore()
-                    self.way.close()
-                    last, self.way = LastStep(self._trained), Alone(self._emit)
+                    last = self._let_go_of_step()
                 last.restore()
                 if self._wishes.compression is not None:
                     self._wishes.compression.regrouped(died=error is not None)
                 self.way = self._choose_way()
                 self._hooks.remove()
                 self._hooks = self._watch()
+                if job.stayed:
+                    job.take_state(script)
                 self._note_lost(tried=not asking)
+                self._stepped = dict.fromkeys(self._stepped, self._rounds)  # what was synchronised and lost is no more
                 return
             except (PeerLost, PeerTimeout):
                 continue  # one more died meanwhile
             except CommunicationError as another:
                 raise another from error
+
+    def _let_go_of_step(self) -> LastStep:
+        """What was begun of a step that was lost, and what the script has noted in it, never was."""
+        job = self._job
+        if job.undone and self._step_begin is not None:
+            self._step_begin.restore()
+        self.way.close()
+        self.way = Alone(self._emit)
+        if job.undone:
+            if self._unedited is not None and self._unedited[0] == job.begun:
+                self._unedited[1].put_back()
+            job.take_state(job.state_before)
+        return LastStep(self._trained)
 
     @property
     def _keeps(self) -> bool:
@@ -1025,6 +1188,11 @@ def _check_servers_know(new: Trained, old: Trained, way: OverServers) -> None:
                 f"{name} is another parameter than it was when the model was wrapped, or new, and the servers know "
                 "nothing of it; close() the wrapper and wrap the model again, with Servers(..., name='another')"
             )
+
+
+def _is_over_servers(sync: object) -> bool:
+    """Where no group is opened."""
+    return isinstance(sync, Servers) or getattr(sync, "over", None) is not None
 
 
 def _is_async(sync: object) -> bool:

@@ -123,7 +123,7 @@ def missing_text(place: Seat, missing: list[int], timeout_s: float) -> str:
     who = ", ".join(map(str, missing))
     return (
         f"group {place.name!r} of {place.size}: rank {who} did not join within {timeout_s:g} s; "
-        "start every rank with the same name, or raise timeout_s"
+        "every rank must join, under the same name (not only `if gradtide.is_main():`); or raise timeout_s"
     )
 
 

@@ -97,9 +97,9 @@ class SharedParameters(InGroup):
         self._finished, self._updating = 0, False  # steps
         if trained.optimizer.state:
             self._load_state()
-        self._keeper = StateKeeper(trained.optimizer, _HELD, self.show_state, self._load_state)
         self._links = LinksPlanned("shared parameters", self._loads())
         self._move_in()
+        self._keeper = StateKeeper(trained.optimizer, _HELD, self.show_state, self._load_again)
 
     def _loads(self) -> list[list[str | int]]:
         """What is handed over to the owner of each other share."""
@@ -309,6 +309,11 @@ class SharedParameters(InGroup):
                 self._trained.optimizer.state[parameter] = {
                     name: value.view(parameter.shape) if _is_flat(value) else value for name, value in state.items()
                 }
+
+    def _load_again(self) -> None:
+        """Not in a newcomer that goes over what all others have done long before."""
+        if self._job.arrived:
+            self._load_state()
 
     def _load_state(self) -> None:
         """After optimizer.load_state_dict, which all ranks call."""

@@ -10,6 +10,7 @@ import gc
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -20,7 +21,21 @@ from gradtide.sync.state import LastStep, plain_options
 from gradtide.sync.trained import Trained
 from gradtide.sync.ways import Way
 
-__all__ = ["LostStep", "StepBegin"]
+__all__ = ["KeptValues", "LostStep", "StepBegin"]
+
+
+class KeptValues:
+    """Parameters and buffers as they are now, to be put back."""
+
+    def __init__(self, trained: Trained) -> None:
+        self._copies = [(p, p.detach().clone()) for _, p in trained.everything] + _copies(trained)
+
+    def put_back(self) -> None:
+        _put_back(self._copies)
+
+    def is_now(self) -> bool:
+        """Whether they are still the same."""
+        return all(torch.equal(tensor, value) for tensor, value in self._copies)
 
 
 class StepBegin:
@@ -54,8 +69,7 @@ class LostStep:
             self._way.forget_edits()
         elif self._values is not None:
             self._values.restore()
-        self._job.state.clear()
-        self._job.state.update(copy.deepcopy(self._script))
+        self._job.take_state(self._script)
         for scheduler, state in self._schedulers:
             scheduler.load_state_dict(copy.deepcopy(state))
         scheduled = {id(group) for one, _ in self._schedulers for group in one.optimizer.param_groups}
@@ -116,4 +130,4 @@ def _copies(trained: Trained) -> list[tuple[Tensor, Tensor]]:
 
 def _put_back(copies: Sequence[tuple[Tensor, Tensor]]) -> None:
     for buffer, value in copies:
-        buffer.copy_(value)
+        buffer.detach().copy_(value)
