@@ -97,6 +97,12 @@ def test_the_job_goes_on_while_enough_live():
     assert job.reported(second) == [Show(second), Stop((0, 2, 3))]
 
 
+def test_a_refusal_ends_a_job_that_could_go_on_without_that_worker_or_start_it_again():
+    for job in (JobState(3, 1, 0), JobState(3, 3, 2)):
+        refusal = Failure(1, 1.0, "ConfigError", "say it otherwise", refused=True)
+        assert job.reported(refusal) == [Show(refusal), Stop((0, 2))]
+
+
 def test_a_job_that_lost_some_and_has_enough_left_succeeds_and_says_so():
     job = JobState(2, 1, 0)
     job.ended(0, -9, 1.0)

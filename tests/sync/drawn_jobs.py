@@ -48,6 +48,8 @@ def _over_servers(of, case):
         case["way"] = "async"
     if of.random() < 0.25:
         program["compress"] = of.choice([*EXACT_CODECS, *SERVED_CODECS])
+        if program["compress"] == "onebit" and program["optimizer"].startswith("adam"):
+            program["optimizer"] = "momentum"
 
 
 def _program(of, way):

@@ -71,7 +71,7 @@ def _nearest(folder, case, first, given):
 def _read_unknown(folder):
     for path in folder.glob("tried-*"):
         stayed = folder / path.name.replace("tried", "given")
-        known = {tuple(json.loads(line)[:2]) for line in stayed.open()} if stayed.exists() else set()
+        known = {tuple(json.loads(line)[:2]) for line in stayed.read_text().splitlines()} if stayed.exists() else set()
         for epoch, place, numbers in map(json.loads, path.read_text().splitlines()):
             if (epoch, place) not in known and numbers:
                 yield (epoch, place), numbers

@@ -123,7 +123,7 @@ class Synchroniser:
     def _choose_way(self) -> Way:
         """As worker 0 does: one that has just come knows less of how the program goes."""
         self._net = AlikeNet()
-        if self._wishes.trial and not isinstance(self._wishes.sync, Servers) and self._job.group is not None:
+        if self._wishes.trial and not _is_over_servers(self._wishes.sync) and self._job.group is not None:
             self._job.group.advise(_TOGETHER)
         if self._may_share and self._job.group is not None:
             trial = self._trial
@@ -1192,6 +1192,11 @@ def _check_servers_know(new: Trained, old: Trained, way: OverServers) -> None:
                 f"{name} is another parameter than it was when the model was wrapped, or new, and the servers know "
                 "nothing of it; close() the wrapper and wrap the model again, with Servers(..., name='another')"
             )
+
+
+def _is_over_servers(sync: object) -> bool:
+    """Where no group is opened."""
+    return isinstance(sync, Servers) or getattr(sync, "over", None) is not None
 
 
 def _is_async(sync: object) -> bool:
