@@ -19,7 +19,6 @@ from test_elastic import run
 REFUSED_AT_MOST = 0.15
 CHUNK = 50
 ATOL = 1e-10
-PARAMETERS = ("p0", "p1", "p2", "p3")
 
 
 def play(folder, case):
