@@ -73,7 +73,7 @@ class RunProgress:
             emit(event)
             if isinstance(event, BatchDone):
                 self._follow(event)
-            elif isinstance(event, EpochDone):
+            elif isinstance(event, EpochDone) and self._last is not None:  # else it resumed at an epoch's end
                 self._aside_s, self._ends = self._aside_s + self._clock() - self._last_s, self._ends + 1
             elif isinstance(event, CheckpointFailed):
                 self.remark(f"no checkpoint of step {event.step}: {event.text}")
@@ -83,11 +83,11 @@ class RunProgress:
     def remark(self, text: str) -> None:
         self._where().line(f"gradtide: {text}")
 
-    def tell_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
-        """An epoch is over, with these figures."""
+    def tell_epoch(self, epoch: int, batches: int, values: Mapping[str, float]) -> None:
+        """An epoch of so many steps is over, with these figures."""
         now_s, shown = self._clock(), self._where()
         if self._batches is None:
-            self._batches = self._in_epoch
+            self._batches = batches
         self._epoch_took_s, self._epoch_s, self._last_s = now_s - self._epoch_s, now_s, now_s
         if self._is_main and (self._epoch_took_s >= shown.epoch_s or now_s >= self._due_s):
             figures = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
@@ -206,9 +206,11 @@ class _OnTerminal:
         self._bar, self._task = _rich_bar()
 
     def state(self, text: str, done: int, of: int | None) -> None:
-        if not self._bar.live.is_started:
+        self._bar.update(self._task, completed=done, total=of, description=text)
+        if self._bar.live.is_started:
+            self._bar.refresh()
+        else:
             self._bar.start()
-        self._bar.update(self._task, completed=done, total=of, description=text, refresh=True)
 
     def line(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False)
