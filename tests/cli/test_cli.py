@@ -41,6 +41,7 @@ def test_train_as_json_prints_one_object_and_nothing_else(tmp_path):
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_workers_that_diverge_say_so_once_with_the_step(tmp_path):
     options = ("--workers", "2", "--model", "mlp", "--lr", "1e20", "--epochs", "1", "--name", "far")
     done = gradtide("train", *options, cwd=tmp_path)
