@@ -263,6 +263,7 @@ SLOW = {
     "docs/together.md: gradtide run --workers 4 *": "as with two workers, but nobody dies here",
     "docs/training.md: gradtide run --workers 2 --servers 2 *": "as without servers: this script does not use them",
     "docs/topologies.md: gradtide plan *topology.conf *": "3 s for 256 devices",
+    "docs/training.md: gradtide run --workers 2 fit.py": "as README.md's first example",
     "docs/training.md: gradtide train *": "as in docs/checkpoints.md and docs/dashboard.md",
 }
 # Those whose figures are of the machine that computed them.

@@ -53,6 +53,6 @@ def test_what_is_there_is_not_asked_for():
 def test_every_extra_is_one_of_the_packages_and_is_named_where_it_is_missing():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    assert set(EXTRAS) == set(project) - {"browser", "demo", "dev", "docs"}  # which no command needs
+    assert set(EXTRAS) == set(project) - {"browser", "demo", "dev", "docs", "trackers"}  # which no command needs
     for extra in EXTRAS:
         assert f"pip install 'gradtide[{extra}]'" in sources or f'require("{extra}"' in sources, extra

@@ -138,11 +138,12 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     where = _EXPORTS.get(name) or _OLD.get(name)
-    if where is not None and name not in _EVERYWHERE:
-        from gradtide.failure_line import show_failures_in_short
-        from gradtide.linux import require_linux  # here: each program that imports torch imports this file
+    if name not in _EVERYWHERE and not name.startswith("_"):
+        from gradtide.failure_line import show_failures_in_short  # here: programs that import torch import this file
+        from gradtide.linux import require_linux
 
-        require_linux(f"gradtide.{name}")
+        if where is not None:
+            require_linux(f"gradtide.{name}")
         show_failures_in_short()
     value = _room(name) if where is None else getattr(importlib.import_module(where), name)
     globals()[name] = value

@@ -3,9 +3,11 @@
 import os
 import signal
 import sys
+import threading
 import traceback
 from types import TracebackType
 
+from gradtide.environment import read_environment
 from gradtide.errors import GradtideError, PeerLost
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
 ]
 
 _NOTE = "gradtide: "
+_PEER_S = 5.0
 
 
 def message_with_notes(error: BaseException) -> str:
@@ -44,8 +47,9 @@ def _is_own(filename: str) -> bool:
 def end_at_own_line(error: BaseException) -> None:
     """Of an error of ours, whose text says what to do, the way that it took through gradtide is of no interest: cuts
     the frames below the innermost line of the user's."""
-    found: BaseException | None = error if isinstance(error, GradtideError) else None
-    while found is not None:
+    if not isinstance(error, GradtideError):
+        return
+    for found in _chain(error):
         trace, last = found.__traceback__, None
         while trace is not None:
             last = trace if _is_own(trace.tb_frame.f_code.co_filename) else last
@@ -54,7 +58,16 @@ def end_at_own_line(error: BaseException) -> None:
             found.__traceback__ = None
         elif last is not None and isinstance(found, GradtideError):
             last.tb_next = None
-        found = found.__cause__ or found.__context__
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """With what it was raised from, or while handling it."""
+    found: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None and following not in found:
+        found.append(following)
+        following = following.__cause__ or following.__context__
+    return found
 
 
 def show_failures_in_short() -> None:
@@ -66,15 +79,24 @@ def show_failures_in_short() -> None:
 def show_in_short(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """A Ctrl-C is a line, and so is the loss of a peer, whose own output says why; Python ends itself as ever."""
     if isinstance(error, KeyboardInterrupt | PeerLost):
-        what = (
-            "interrupted" if isinstance(error, KeyboardInterrupt) else f"{kind.__name__}: {message_with_notes(error)}"
-        )
+        interrupted = isinstance(error, KeyboardInterrupt)
+        what = "interrupted" if interrupted else f"{kind.__name__}: {message_with_notes(error)}"
         where = find_where(error, own=True)
         print(f"gradtide: {what}{f' ({where})' if where else ''}", file=sys.stderr)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # a second Ctrl-C ends it at once, without a word
+        if not interrupted:
+            _let_the_peer_end_first()
     else:
         end_at_own_line(error)
         sys.__excepthook__(kind, error, error.__traceback__)
+
+
+def _let_the_peer_end_first() -> None:
+    """Torchrun takes who ends first for the cause, and then ends us: a peer that left may take seconds to be gone."""
+    launch = read_environment().launch
+    if launch is not None and launch.agent_store:
+        sys.stderr.flush()
+        threading.Event().wait(_PEER_S)
 
 
 def without_frames_of(machinery: tuple[str, ...], trace: TracebackType | None) -> TracebackType | None:

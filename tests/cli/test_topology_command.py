@@ -29,7 +29,7 @@ def test_list_names_every_preset():
 def test_a_reader_that_stops_at_once_gets_the_picture_and_no_traceback(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)  # as `| head` does, only sooner
-    command = [sys.executable, "-m", "gradtide", "topology", "show", "ring:4", "--draw", "it.svg"]
+    command = [sys.executable, "-u", "-m", "gradtide", "plan", "ring:2", "--size", "1KB", "--draw", "it.svg"]
     with open(writing, "w") as nobody:
         done = subprocess.run(command, stdout=nobody, stderr=subprocess.PIPE, text=True, cwd=tmp_path, timeout=120)
     assert (done.returncode, done.stderr) == (1, "")

@@ -10,6 +10,7 @@ MISTAKES = {
     "run --workers two x.py": "--workers two: a whole number is wanted; see gradtide run -h",
     "run --workers=two x.py": "--workers two: a whole number is wanted; see gradtide run -h",
     "run --wrokers 2 x.py": "no such option --wrokers (did you mean --workers?); see gradtide run -h",
+    "run --nproc_per_node 2 x.py": "no such option --nproc_per_node; say --workers 2; see gradtide run -h",
     "run": "SCRIPT is missing; see gradtide run -h",
     "rnu": "no such command 'rnu' (did you mean run?); see gradtide -h",
     "bench trian": "no such command 'trian' (did you mean train?); see gradtide bench -h",

@@ -97,6 +97,12 @@ def test_the_job_goes_on_while_enough_live():
     assert job.reported(second) == [Show(second), Stop((0, 2, 3))]
 
 
+def test_a_refusal_ends_a_job_that_could_go_on_without_that_worker_or_start_it_again():
+    for job in (JobState(3, 1, 0), JobState(3, 3, 2)):
+        refusal = Failure(1, 1.0, "ConfigError", "say it otherwise", refused=True)
+        assert job.reported(refusal) == [Show(refusal), Stop((0, 2))]
+
+
 def test_a_job_that_lost_some_and_has_enough_left_succeeds_and_says_so():
     job = JobState(2, 1, 0)
     job.ended(0, -9, 1.0)
@@ -119,6 +125,13 @@ def test_failures_that_are_the_same_are_told_in_one_line():
     for rank in range(3):
         job.reported(failure(rank))
     assert aftermath(job) == ["workers 1, 2 failed in the same way"]
+
+
+def test_who_failed_in_the_same_way_somewhere_else_is_told_where():
+    job = JobState(3, 3, 0)
+    for rank, where in enumerate(("train.py:7", "train.py:7", "train.py:9")):
+        job.reported(Failure(rank, 1.0, "Mismatch", "apart", where, fell=rank > 0))
+    assert aftermath(job) == ["worker 1 failed in the same way", "worker 2 failed in the same way (train.py:9)"]
 
 
 def test_a_worker_that_ends_as_it_was_asked_to_has_not_failed_and_another_has():

@@ -67,6 +67,14 @@ MISTAKES = [
     (lambda: gradtide.fit(wrap(), (X, Y)), "model.module"),
     (lambda: fit(checkpoints=3), "checkpoints=gradtide.Checkpoints('folder', every=100)"),
     (lambda: gradtide.Checkpoints("folder", every="x"), "every='x' makes no sense; give a whole number"),
+    (lambda: gradtide.Checkpoints(3), "name a folder, and say resume=True or a folder"),
+    (lambda: gradtide.Checkpoints("folder", resume=3), "name a folder, and say resume=True or a folder"),
+    (lambda: gradtide.Checkpoints("", every=1), "every=1 needs a folder"),
+    (lambda: fit(checkpoints=gradtide.Checkpoints(__file__, every=1)), "is a file; name a folder"),
+    (
+        lambda: fit(checkpoints=gradtide.Checkpoints("nosuch://x", every=1)),
+        "no address that fsspec knows",
+    ),
     (lambda: gradtide.EarlyStopping(patience="x"), "patience='x' makes no sense"),
     (lambda: gradtide.CSVLog(3), "3 is no path"),
     (lambda: gradtide.predict(nn.Linear(4, 2).parameters(), X), "the first argument is a torch.nn.Module"),
@@ -100,3 +108,14 @@ def test_a_step_without_a_backward_is_no_mistake_where_there_may_be_nothing_to_l
     model.step()  # gradients of the program's own
     model.requires_grad_(False)
     model.step()  # all is frozen
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path):
+    def train(optimizer, resume, **options):
+        checkpoints = gradtide.Checkpoints(str(tmp_path), every=1, resume=resume)
+        gradtide.fit(nn.Linear(4, 2), (X, Y), optimizer=optimizer, checkpoints=checkpoints, progress=False, **options)
+
+    train("adam", False, epochs=1)
+    with pytest.raises(ConfigError, match="of another optimizer, one with betas, eps, amsgrad"):
+        train("sgd", True, epochs=2)
+    train("adam", True, epochs=2)

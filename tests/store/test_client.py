@@ -1,5 +1,7 @@
 import gc
+import os
 import re
+import signal
 import threading
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 import gradtide
 from gradtide.errors import Closed, ConfigError, PeerLost, PeerTimeout, StoreError, UnknownKey
 from gradtide.timeouts import Timeouts
+from store_processes import pid_of
 
 pytestmark = pytest.mark.quick
 
@@ -244,6 +247,18 @@ def test_a_store_that_is_gone_is_noticed_soon_though_a_step_may_take_long(forks)
     with pytest.raises(PeerLost, match=r"server-. at .* can't be reached for 0.3 s during push of 'w'"):
         store.push("w", torch.ones(BIG)).wait()
     store.close()
+
+
+def test_of_all_servers_that_are_asked_only_those_that_have_not_answered_are_waited_for(forks):
+    soon = Timeouts(lost_s=0.3, step_s=10)
+    with gradtide.local_servers(2, forks=forks) as servers, gradtide.connect(servers.address, timeouts=soon) as store:
+        stopped = pid_of(servers, "server-1")
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            with pytest.raises(PeerLost, match=r"^server server-1 at \S+ can't be reached for 0.3 s during keys"):
+                store.keys()
+        finally:
+            os.kill(stopped, signal.SIGCONT)
 
 
 def test_timeouts_that_make_no_sense_are_refused():

@@ -9,10 +9,12 @@ import pytest
 import gradtide
 from gradtide.errors import PeerLost
 from gradtide.store.client.links import Links, ServerLink
+from gradtide.store.server.uplink import Uplink
 from gradtide.store.wire.messages import ServerEntry
 from gradtide.transport.authenticate import listen, parse_address
 from gradtide.transport.handshake import Handshake
 from gradtide.transport.keys import Credentials
+from gradtide.transport.service import Service
 
 LATE_S = 20.0
 
@@ -56,3 +58,16 @@ def test_a_connect_that_finds_nobody_leaves_nothing_open(tmp_path: Path):
     with pytest.raises(PeerLost, match="no gradtide server"):
         gradtide.connect(f"unix:{tmp_path}/nobody")
     assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_server_that_finds_no_coordinator_says_so_once(tmp_path, monkeypatch, caplog):
+    tmp_path.chmod(0o700)
+    coordinator, service = parse_address(f"unix:{tmp_path}/coordinator"), Service.__new__(Service)
+    Uplink(coordinator, Credentials()).start(service, print)
+    assert caplog.messages == [], "it may come in a moment"
+    monkeypatch.setattr("gradtide.store.server.uplink._SAY_S", 0.0)
+    uplink = Uplink(coordinator, Credentials())
+    for _ in range(2):
+        uplink.start(service, print)
+    (line,) = caplog.messages
+    assert line.startswith(f"it still looks for the coordinator: no gradtide server at {coordinator} (")

@@ -246,6 +246,20 @@ def test_a_worker_counts_its_steps() -> None:
     assert sends(made.push(made.layout(("small",)), ["x"], now_s=0.0)[1])[0].message.round == 0
 
 
+def test_the_members_of_a_step_are_those_of_the_decree_that_servers_name_for_it() -> None:
+    made = session(worker=3)
+    made.learn(KeySpec("a", (4,), "int64", UpdateRule("add"), delay=0))
+    both = Member(3, 1, "c", 1), Member(4, 1, "d", 1)
+    made.hear(Decree(1, 2, both), 0.0)
+    made.hear(Decree(1, 3, both[:1]), 0.0)
+    assert made.members == (3,)
+    for step, number, members in ((2, 2, (3, 4)), (3, 3, (3,))):
+        sequence, _ = made.pull(made.layout(("a",)), now_s=0.0, round_=step)
+        answer = Pulled(sequence, shard_of("a", 0), Version(1, step), step - 1, decree=number)
+        made.receive(server_of("a"), answer, ("x",), 0.0)
+        assert made.members == members
+
+
 def test_a_worker_that_was_struck_off_learns_from_the_servers_what_counted_and_is_in_again() -> None:
     made = session(worker=3)
     made.learn(KeySpec("a", (4,), "int64", UpdateRule("add"), delay=0))

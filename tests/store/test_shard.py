@@ -268,6 +268,18 @@ def test_who_begins_a_step_is_told_which_decree_says_who_is_in_it() -> None:
     assert shard.promise(Propose(1, 4)) > 5, "whoever comes after a step was begun is not in it"
 
 
+def test_all_who_begin_a_step_are_told_the_same_decree_whoever_dies_meanwhile() -> None:
+    shard = shard_with(spec("fold", 0), (0, 1, 2))
+    for worker in range(3):
+        push(shard, worker, 1, 1, 1)
+    assert pull(shard, 0, 2, 2)[0].message.decree == 1
+    shard.handle(decree(2, (0, 1)))
+    assert pull(shard, 1, 2, 2)[0].message.decree == 1
+    for worker in range(2):
+        push(shard, worker, 3, 1, 2)
+    assert pull(shard, 1, 4, 3)[0].message.decree == 2
+
+
 def test_a_decree_that_the_client_knows_and_the_shard_does_not_is_waited_for() -> None:
     shard = shard_with(spec("fold", 0))
     assert refusal(push(shard, 0, 1, 1, 1, known=1)).reason == "early"

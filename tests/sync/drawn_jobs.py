@@ -13,11 +13,12 @@ WAYS = ("shared", "copies", "auto", "codec", "bsp", "bsp that averages", "bounde
 WEIGHTS = (3, 3, 2, 2, 3, 1, 1, 2, 1)
 TOGETHER = ("shared", "copies", "auto", "codec")  # by collectives: what is lost with a worker comes again
 EXACT_CODECS, CODECS = ("topk:1",), ("fp16", "bf16", "int8", "topk:0.3", "powersgd:1")
+SERVED_CODECS = ("fp16", "int8", "topk:0.3", "onebit")
 LAST = 11  # of 14 batches: who is started again later may find the others at the end
 
 
 def over_servers(case):
-    return "servers" in case["way"] or case["way"].startswith(("bsp", "bounded"))
+    return "servers" in case["way"] or case["way"].startswith(("bsp", "bounded", "async"))
 
 
 def draw(number):
@@ -34,7 +35,21 @@ def draw(number):
         _scaled(of, case, again)
     else:
         _mortal(of, case, again)
+    if over_servers(case):
+        _over_servers(of, case)
     return case
+
+
+def _over_servers(of, case):
+    program = case["program"]
+    if case["way"] != "bsp that averages" and of.random() < 0.7:
+        program.pop("edits", None)  # which are refused
+    if case["way"] == "bounded:1" and of.random() < 0.3:
+        case["way"] = "async"
+    if of.random() < 0.25:
+        program["compress"] = of.choice([*EXACT_CODECS, *SERVED_CODECS])
+        if program["compress"] == "onebit" and program["optimizer"].startswith("adam"):
+            program["optimizer"] = "momentum"
 
 
 def _program(of, way):
@@ -125,9 +140,15 @@ def is_exact(case):
     return case["way"] in TOGETHER
 
 
+def is_exact_on_what_was_given(case):
+    """Over servers a batch that a worker did not live to finish counts without its samples."""
+    exact = case["program"].get("compress") in (None, *EXACT_CODECS)
+    return case["way"] in ("bsp", "bsp that averages") and exact
+
+
 def is_alike(case):
     """Whether all who are left have the same values, bit for bit."""
-    return case["way"] != "bounded:1"
+    return case["way"] not in ("bounded:1", "async")
 
 
 @dataclass(frozen=True)
@@ -156,9 +177,9 @@ REASONS = (
         lambda case: over_servers(case) and case["program"].get("loader") == "shuffled",
     ),
     Reason(
-        "a newcomer where servers only average",
-        "servers that only average don't hold the parameters",
-        lambda case: case["way"] == "bsp that averages" and {"--max-restarts", "--max-workers"} & {*case["options"]},
+        "an edit of what servers hold",
+        "the servers hold the (parameters and step them|base that all workers begin each window with)",
+        lambda case: over_servers(case) and case["way"] != "bsp that averages" and "edits" in case["program"],
     ),
 )
 
@@ -173,10 +194,13 @@ def reason_of(case, output):
 # --- what was drawn ---
 
 WORDS = {
-    **{way: lambda case, way=way: case["way"] == way for way in WAYS},
+    **{way: lambda case, way=way: case["way"] == way for way in (*WAYS, "async")},
     **{
         name: lambda case, name=name: name in case["program"]
-        for name in ("accumulates", "balance", "clip_norm", "autocast", "buffer", "evaluates", "saves", "edits")
+        for name in (
+            *("accumulates", "balance", "clip_norm", "compress"),
+            *("autocast", "buffer", "evaluates", "saves", "edits"),
+        )
     },
     "schedule per step": lambda case: case["program"].get("schedule") in PER_STEP,
     "schedule per epoch": lambda case: case["program"].get("schedule") in PER_EPOCH,

@@ -108,6 +108,8 @@ class Run:
     def batch(self, epoch, place, x, y, numbers):
         many = self.program.get("accumulates", 1)
         last = place % many == many - 1 or place + 1 == BATCHES
+        if self.note is not None:
+            self.note("tried", epoch, place, numbers, True)
         self.moment("forward")
         with nullcontext() if last else self.model.no_sync():
             with torch.autocast("cpu", torch.bfloat16, enabled=bool(self.program.get("autocast"))):
@@ -123,7 +125,7 @@ class Run:
         else:
             stayed = None
         if self.note is not None:
-            self.note(epoch, place, numbers, stayed)
+            self.note("given", epoch, place, numbers, stayed)
         if place == 2:
             self.evaluate(epoch, place)
         if place == 3 and self.program.get("saves"):
@@ -181,28 +183,38 @@ class Plain(nn.Module):
 
 
 class Places:
-    """What stands for `shard`."""
+    """What stands for `shard`. `given`: the numbers of the samples that it gives, if not all."""
 
-    def __init__(self, batches):
-        self.batches = batches
+    def __init__(self, batches, given=None):
+        self.batches, self.given = batches, given
 
     def __iter__(self):
         for place, batch in enumerate(self.batches):
             self.place = place
-            yield batch
+            yield batch if self.given is None else self._part(batch, self.given.get(place, ()))
+
+    def _part(self, batch, numbers):
+        """Where no worker has a sample that counts, one that stands in for it does."""
+        rows = [row for row, number in enumerate(batch[2].tolist()) if number in numbers] or [0]
+        return [values[rows] for values in batch]
 
 
-def alone(program):
-    """What plain PyTorch gives: parameters, what evaluations saw, and what the last checkpoint held."""
+def alone(program, given=None):
+    """What plain PyTorch gives, of the samples given by epoch and place, if not of all: parameters, what evaluations
+    saw, and what the checkpoint of each epoch held."""
     net, rule = build(program)
     model, kept = Plain(net, rule, program.get("clip_norm")), {}
 
-    def keep(run):
-        kept["model"] = [v.numpy().copy() for v in net.state_dict().values()]
+    def shard(loader):
+        of = None if given is None else {place: numbers for (at, place), numbers in given.items() if at == model.epoch}
+        return Places(loader, of)
 
-    Run(program, model, rule, Places, keep=keep).run()
+    def keep(run):
+        kept[model.epoch] = [v.numpy().copy() for v in net.state_dict().values()]
+
+    Run(program, model, rule, shard, keep=keep).run()
     seen = {name: value for name, value in model.state.items() if name.startswith("seen")}
-    return [p.detach().numpy() for p in net.parameters()], seen, kept.get("model")
+    return [p.detach().numpy() for p in net.parameters()], seen, kept
 
 
 # --- one of several workers ---
@@ -287,9 +299,15 @@ def main(folder, text):
     log = Path(folder, f"given-{moment.worker}-{read_environment().incarnation}")
     held = []
 
-    def note(epoch, place, numbers, stayed):
+    def note(what, epoch, place, numbers, stayed):
+        """What a step was tried with is said before it; what it was taken with, once it stays."""
         share = gradtide.sync.current_job().share  # who has no sample gets one that does not count
-        held.append([epoch, place, numbers.tolist() if share is None or share.samples else []])
+        line = [epoch, place, numbers.tolist() if share is None or share.samples else []]
+        if what == "tried":
+            with log.with_name(log.name.replace("given", what)).open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            return
+        held.append(line)
         if stayed is not None:
             with log.open("a") as file:
                 file.writelines(json.dumps(line) + "\n" for line in held if stayed)
@@ -297,7 +315,7 @@ def main(folder, text):
 
     def keep(run):
         if gradtide.is_main():
-            kept = {"model": model.state_dict(), "optimizer": rule.state_dict()}
+            kept = {"model": model.state_dict(), "optimizer": rule.state_dict(), "epoch": model.epoch}
             torch.save(kept, f"{folder}/kept.{os.getpid()}")
             os.replace(f"{folder}/kept.{os.getpid()}", f"{folder}/kept")
 

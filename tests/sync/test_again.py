@@ -31,7 +31,7 @@ def train(folder, workers, options, program, *deaths, way="shared", loader="data
     arguments = [program, way, loader, *deaths]
     code, output = run(folder, ["--workers", str(workers), *options], arguments, "again_script.py")
     assert code == 0, output
-    assert " failed: " not in output
+    assert " failed with exit code 1" not in output
     return output
 
 
@@ -99,13 +99,13 @@ def test_an_edit_that_died_with_the_only_worker_that_made_it_is_refused(tmp_path
     options, arguments = ["--workers", str(workers), *RESTARTS], ["edited_by_main", way, "list", "0:0:edit 2"]
     code, output = run(tmp_path, options, arguments, "again_script.py")
     assert code == 1
-    assert "what was changed on worker 0 alone is lost; make the same edit on all workers" in output.splitlines()[-1]
+    assert "what was changed on worker 0 alone is lost; make the same edit on all workers" in output
 
 
 @pytest.mark.parametrize(
     ("way", "workers", "options", "deaths"),
     [
-        ("shared", 2, RESTARTS, ["0:0:evaluate 8"]),
+        ("shared", 2, RESTARTS, ["0:0:evaluate 8", "1:0:mean 5"]),
         ("copies", 3, ["--min-workers", "2"], ["0:0:saved 3"]),
         pytest.param("auto", 3, RESTARTS, ["0:0:evaluate 30", "1:0:saved 12"], marks=pytest.mark.slow),
         pytest.param("copies", 2, RESTARTS, ["1:0:step 5", "1:1:evaluate 3"], marks=pytest.mark.slow),
@@ -197,8 +197,7 @@ def test_a_program_that_is_refused_is_not_started_again(tmp_path, workers):
     assert code == 1
     assert "is started again" not in output
     assert "goes on without" not in output
-    assert output.splitlines()[-1].startswith("gradtide: worker ")
-    assert "its last one must be told by their place" in output.splitlines()[-1]
+    assert "its last one must be told by their place" in output
 
 
 def test_a_loop_of_its_own_counter_is_followed_where_no_worker_dies_or_comes(tmp_path):

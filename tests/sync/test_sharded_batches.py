@@ -120,6 +120,36 @@ def test_over_servers_that_outlive_workers_first_batches_are_compared_with_the_f
         assert [part.tolist() for part in again] == [[1, 1]]
 
 
+def _samples(loader, job):
+    return [batch.tolist() for batch in gradtide.shard(loader, job=job)]
+
+
+def _shuffled(seed=7):
+    return DataLoader(torch.arange(12), 4, shuffle=True, generator=torch.Generator().manual_seed(seed))
+
+
+def test_over_servers_a_newcomer_in_a_later_epoch_takes_the_order_of_that_epoch():
+    job, loader = Job(1, 2, elastic=Elastic("", "a job", 1), apart=True), _shuffled()
+    epochs = []
+    for job.epoch in range(3):
+        epochs.append(_samples(loader, job))
+    newcomer = Job(1, 2, elastic=Elastic("", "a job", 1), apart=True, state={"epoch": 2}, resumed=True)
+    newcomer.loops, newcomer.epoch_began, newcomer.behind = job.loops, 6, 7
+    assert newcomer.epoch == 2
+    assert _samples(_shuffled(), newcomer) == epochs[2][1:]
+    assert epochs[2] != epochs[0]
+
+
+def test_over_servers_a_newcomer_with_another_order_in_a_later_epoch_is_refused():
+    others, own = [[torch.arange(4) + 4 * n for n in order] for order in ((1, 0, 2), (0, 1, 2))]
+    job = Job(1, 2, elastic=Elastic("", "a job", 1), apart=True)
+    job.epoch = 1
+    _samples(others, job)
+    newcomer = Job(1, 2, elastic=Elastic("", "a job", 1), apart=True, state={"epoch": 1}, loops=job.loops)
+    with pytest.raises(DataError, match="worker 1, which came later, begins this loop with another batch"):
+        _samples(own, newcomer)
+
+
 def test_one_worker_gets_the_loaders_own_batches():
     torch.manual_seed(3)
     wanted = [batch[0].tolist() for batch in DataLoader(sharded.NUMBERS, 7, shuffle=True)]

@@ -32,7 +32,7 @@ class Kept:
     """What a log would have."""
 
     every_s: float = 10.0
-    epoch_s: float = 10.0
+    epoch_s: float = 5.0
     lines: list[str] = field(default_factory=list)
 
     def state(self, text, done, of):
@@ -45,18 +45,18 @@ class Kept:
         pass
 
 
-def run(epochs, batches, step_s, evaluate_s=0.0, job=None, known=True):
-    """What a log has of a run whose steps take so long."""
+def run(epochs, batches, step_s, evaluate_s=0.0, job=None, known=True, resumed=0):
+    """What a log has of a run whose steps take so long, which goes on after the last step of an epoch if any."""
     clock, kept = Clock(), Kept()
     progress = RunProgress(epochs, batches if known else None, job, lambda: kept, clock)
     emit = progress.around(ignore)
-    for epoch in range(1, epochs + 1):
-        for batch in range(1, batches + 1):
+    for epoch in range(max(1, resumed), epochs + 1):
+        for batch in range(1, batches + 1) if epoch != resumed else ():
             clock.now_s += step_s
             emit(BatchDone(epoch, (epoch - 1) * batches + batch, 50, 0.5, None, 0.1))
         clock.now_s += evaluate_s
         emit(EpochDone(epoch, 0.25, None))
-        progress.tell_epoch(epoch, {"loss": 0.5, "validation_loss": 0.25})
+        progress.tell_epoch(epoch, batches, {"loss": 0.5, "validation_loss": 0.25})
     progress.close()
     return kept.lines
 
@@ -89,6 +89,21 @@ def test_a_run_that_is_shorter_leaves_nothing_and_quick_epochs_share_a_line():
         ["epoch 201/300", "loss 0.5"],
         ["epoch 300/300", "step 10/10"],
     ]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("known", [True, False])
+def test_a_run_that_goes_on_at_the_end_of_an_epoch_counts_from_its_first_step(known):
+    lines = run(4, 20, 1.0, evaluate_s=20.0, known=known, resumed=2)
+    assert lines[1] == "epoch 3/4  step 11/20  loss 0.5  50 samples/s  0:00:29 left"
+    assert {found for line in lines for found in re.findall(r"[\d,]+ samples/s", line)} == {"50 samples/s"}
+
+
+@pytest.mark.quick
+def test_an_epoch_of_almost_ten_seconds_has_a_line():
+    lines = run(3, 10, 0.99)
+    assert lines[:3] == [f"epoch {epoch}/3  loss 0.5  validation_loss 0.25" for epoch in (1, 2, 3)]
+    assert len(lines) == 4
 
 
 @pytest.mark.quick

@@ -44,7 +44,8 @@ def _run(words: list[str], signals: Signals) -> int:
         from gradtide.cli.plan.command import plan  # without the other commands and their library, which take 0.2 s
 
         signals.began = True
-        return _until_unread(lambda: plan(words[1:]))
+        _until_unread(lambda: plan(words[1:]))
+        return 0
     if words[:1] == ["--install-completion"] and len(words) == 2:
         from gradtide.cli.shell_completion import install_completion
 
@@ -57,7 +58,7 @@ def _run(words: list[str], signals: Signals) -> int:
 
     signals.began = True
     try:
-        return _until_unread(lambda: app(prog_name="gradtide", standalone_mode=False))
+        return app(prog_name="gradtide", standalone_mode=False) or 0
     except UsageError as error:
         return show_usage_error(error, words)
 
@@ -89,22 +90,11 @@ def _show_warning(
     print(shown, end="", file=file or sys.stderr)
 
 
-def _until_unread(command: Callable[[], int | None]) -> int:
+def _until_unread(command: Callable[[], None]) -> None:
     """A reader that has seen enough (`| head`) is no error of ours."""
     try:
-        code = command() or 0
+        command()
         sys.stdout.flush()
     except BrokenPipeError:
-        if not _is_unread():
-            raise  # of something else, as a socket of the user's
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to print has nowhere to go
-        return 1
-    return code
-
-
-def _is_unread() -> bool:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return True
-    return False
+        sys.exit(1)

@@ -11,6 +11,15 @@ from gradtide.calling import meant
 __all__ = ["UsageError", "show_usage_error"]
 
 UsageError: type[Exception] = BadParameter.__bases__[0]  # typer has it from click, or from its own copy of click
+# What torchrun, mpirun and accelerate call it.
+_OF_TORCHRUN = {
+    **dict.fromkeys(["--nproc-per-node", "--nproc", "--num-processes", "-n", "-np"], "say --workers 2"),
+    **dict.fromkeys(
+        ["--nnodes", "--node-rank", "--master-addr", "--master-port", "--rdzv-endpoint", "--rdzv-backend"],
+        "on several machines use torchrun, or --engine ray",
+    ),
+    "--standalone": "leave it out: without --engine all workers are on this machine",
+}
 
 
 def show_usage_error(error: Any, words: Sequence[str]) -> int:
@@ -26,6 +35,8 @@ def show_usage_error(error: Any, words: Sequence[str]) -> int:
 def _mistake(error: Any, words: Sequence[str]) -> str:
     kind, parameter = type(error).__name__, getattr(error, "param", None)
     if kind == "NoSuchOption":
+        if ours := _OF_TORCHRUN.get(error.option_name.replace("_", "-")):
+            return f"no such option {error.option_name}; {ours}"
         return f"no such option {error.option_name}{meant(error.option_name, error.possibilities or ())}"
     if kind == "BadOptionUsage":
         return f"{error.option_name} {'takes no' if 'not take' in error.message else 'needs a'} value"

@@ -17,7 +17,7 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str =
     others = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     above = f"<p><b>{escape(title)}</b></p>" if title else ""
     below = "".join(f"<p>{escape(note)}</p>" for note in notes)
-    table = f'<table style="white-space:nowrap"><thead><tr>{first}</tr></thead><tbody>{others}</tbody></table>'
+    table = f"<table><thead><tr>{first}</tr></thead><tbody>{others}</tbody></table>"
     return f'{above}<div style="overflow-x:auto">{table}</div>{below}'
 
 

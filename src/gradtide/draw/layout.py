@@ -89,12 +89,10 @@ def _centre(devices: list[str], graph: Graph) -> str:
 
 
 def _grid(topology: Topology, width: float) -> dict[str, tuple[float, float]]:
-    """Devices whose names end in their places (gpu1-0, gpu1-0-3), if all links are between neighbours along an axis.
-
-    Rows and columns are the last two axes; a first of three goes into the depth."""
-    found = {node.name: re.fullmatch(r"\D*(\d+(?:-\d+){1,2})", node.name) for node in topology.nodes}
-    at = {name: tuple(map(int, match[1].split("-"))) for name, match in found.items() if match}
-    if len(at) < len(found) or len({len(place) for place in at.values()}) > 1 or len(set(at.values())) < len(at):
+    """Devices whose names end in their row and column (gpu1-0), if all links are between neighbours of one of them."""
+    found = {node.name: re.fullmatch(r"\D*(\d+)-(\d+)", node.name) for node in topology.nodes}
+    at = {name: (int(match[1]), int(match[2])) for name, match in found.items() if match}
+    if len(at) < len(found) or len(set(at.values())) < len(at):
         return {}
     sides = [max(places) + 1 for places in zip(*at.values(), strict=True)]
     for link in topology.links:
@@ -102,13 +100,7 @@ def _grid(topology: Topology, width: float) -> dict[str, tuple[float, float]]:
         steps = [(abs(a - b), side - 1) for a, b, side in ends if a != b]
         if len(steps) != 1 or steps[0][0] not in (1, steps[0][1]):
             return {}
-    deep = sides[0] if len(sides) == 3 else 1
-    across, down = deep * (width + GAP) + 0.6, max(1.15, deep * (HEIGHT + 0.18) + 0.5)
-    shift = (width + GAP, HEIGHT + 0.18) if deep > 1 else (0.0, 0.0)
-    return {
-        name: (place[-1] * across + place[0] * shift[0], -place[-2] * down + place[0] * shift[1])
-        for name, place in at.items()
-    }
+    return {name: (column * (width + GAP + 0.6), -row * TIER) for name, (row, column) in at.items()}
 
 
 def box_width(text: str) -> float:

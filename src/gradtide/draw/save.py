@@ -16,8 +16,8 @@ __all__ = ["check_path", "save"]
 
 KINDS = (".svg", ".png", ".pdf")
 PAPER, INK = 0.1, 0.93  # the lightness of what is white and of what is black, on a dark page
-FILLS = 0.68  # what is lighter is a fill, which gets dark
-LINES = 0.58  # what is not is a line or text, which is at least as light
+FILLS, LINES = 0.68, 0.58  # what is lighter than the one is filled, and gets dark; all else is at least as light
+IDLE, FAINT = 0.42, 0.85  # as light are pale greys on a dark page, up to that
 MOST_PIXELS = 16_000  # of a side; many viewers refuse more
 
 
@@ -71,6 +71,7 @@ def _in_the_dark(colour: str) -> str:
     hue, light, strong = colorsys.rgb_to_hls(red, green, blue)
     if strong < 0.01 or light in (0.0, 1.0):  # greys get a little of the blue that dark pages have
         hue, strong = 0.6, 0.1
-    dark = INK + (PAPER - INK) * light
-    parts = colorsys.hls_to_rgb(hue, dark if light > FILLS else max(dark, LINES), strong)
+    pale = IDLE if red == green == blue and light < FAINT else PAPER
+    dark = max(INK + (PAPER - INK) * light, pale if light > FILLS else LINES)
+    parts = colorsys.hls_to_rgb(hue, dark, strong)
     return "#" + "".join(f"{round(255 * part):02x}" for part in parts)

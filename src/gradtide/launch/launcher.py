@@ -16,7 +16,6 @@ from gradtide.launch.registrar import Registrar
 from gradtide.launch.running import MakeOutput, RunningJob
 from gradtide.launch.spec import Spec, check_spec, describe, free_port, variables_of
 from gradtide.launch.target import Target
-from gradtide.launch.wording import failed
 
 __all__ = ["Launcher", "launch"]
 
@@ -116,7 +115,7 @@ def _tell_end(launcher: Launcher, code: int) -> None:
     if number:
         os.kill(os.getpid(), number)  # now that nobody is left that it should reach, too
     if cause is not None:
-        raise WorkerFailed(failed(cause, ""))
+        raise WorkerFailed(launcher.first_told)
     if code:
         raise WorkerFailed(f"the job ended with exit code {code}; what it wrote is above")
 

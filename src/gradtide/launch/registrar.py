@@ -75,6 +75,7 @@ class Registrar:
         self._scale, self.members = scale, members
         self._watching: dict[int, Asker] = {}  # who hears of changes, by rank
         self._waiting: dict[int, Asker] = {}  # for an answer, by rank
+        self._looking: list[Asker] = []  # who only wants to know who lives
         self._callers: set[_Caller] = set()
         self.stores: GenerationStores | None = None  # of a job on several machines
         self.roster: Roster | None = None  # the last that was decreed
@@ -104,7 +105,9 @@ class Registrar:
             self.drop(caller)
 
     def take(self, asker: Asker, question: Question) -> None:
-        if isinstance(question, Ask):
+        if isinstance(question, Ask) and question.living:
+            self._looking.append(asker)
+        elif isinstance(question, Ask):
             self._ask(asker, question)
         elif isinstance(question, Watch):
             self._watching[question.rank] = asker
@@ -140,6 +143,10 @@ class Registrar:
 
     def answer(self, living: set[int]) -> None:
         """Tells everybody who waits, once everybody has asked; and everybody else when they should."""
+        looking, self._looking = self._looking, []
+        here = msgspec.json.encode(Roster(0, tuple(sorted(living - self.members.absent))))
+        for asker in looking:
+            self._tell(asker, here)
         notice = self.members.notice()
         for rank, asker in list(self._watching.items()) if notice is not None else ():
             if rank not in self._waiting:
@@ -155,9 +162,12 @@ class Registrar:
         answered = [asker for rank, asker in self._waiting.items() if rank not in asking]
         self._waiting = {rank: asker for rank, asker in self._waiting.items() if rank in asking}
         for asker in answered:
-            asker.tell(msgspec.json.encode(decree))
-            if not asker.stays:
-                self.drop(asker)
+            self._tell(asker, msgspec.json.encode(decree))
+
+    def _tell(self, asker: Asker, answer: bytes) -> None:
+        asker.tell(answer)
+        if not asker.stays:
+            self.drop(asker)
 
     def _with_store(self, stores: "GenerationStores", decree: Roster) -> Roster:
         """Nobody is in the last generation any more when there is a next: its store can go."""
@@ -169,6 +179,7 @@ class Registrar:
         """Nobody is at the other end any more; who asked stays on record, as long as it lives."""
         self._waiting = {rank: other for rank, other in self._waiting.items() if other is not asker}
         self._watching = {rank: other for rank, other in self._watching.items() if other is not asker}
+        self._looking = [other for other in self._looking if other is not asker]
 
     def drop(self, asker: Asker) -> None:
         self.forget(asker)

@@ -39,7 +39,7 @@ class RunningJob(ABC):
         self._variables: dict[str, str] = {}
         self._running = self._given_up = False
         self._handlers: dict[int, object] = {}
-        self._first_told = ""  # what was said of the failure that ended the job
+        self.first_told = ""  # what was said of the failure that ended the job
 
     # --- what launcher.py and head.py say ---
 
@@ -171,8 +171,8 @@ class RunningJob(ABC):
         goes_on = not self.job.ending
         if failure.traceback and not (goes_on and failure.fell):
             self._output.tell(failure.rank, failure.traceback)
-        self._first_told = wording.failed(failure, self._output.last_line(failure.rank))
-        self._output.say(self._first_told)
+        self.first_told = wording.failed(failure, self._output.last_line(failure.rank))
+        self._output.say(self.first_told)
 
     # --- signals ---
 
@@ -217,10 +217,12 @@ class RunningJob(ABC):
 
     def _last_words(self) -> None:
         """The first failure is said again last of all, where other lines have come between."""
-        for line in wording.aftermath(self.job):
+        lines, again = wording.aftermath(self.job), not self._output.ends_with(self.first_told)
+        for line in lines:
             self._output.say(line)
-        if self.job.cause is not None and not self._output.ends_with(self._first_told):
-            self._output.say(self._first_told)
+            again |= wording.IN_THE_SAME_WAY not in line
+        if self.job.cause is not None and again:
+            self._output.say(self.first_told)
 
     @abstractmethod
     def _close_nodes(self) -> None: ...

@@ -5,7 +5,9 @@ import signal
 from gradtide.launch.job import Again, GoOn, JobState
 from gradtide.launch.messages import Failure
 
-__all__ = ["aftermath", "again", "asked_to_go", "come", "failed", "go_on", "in_a_line"]
+__all__ = ["IN_THE_SAME_WAY", "aftermath", "again", "asked_to_go", "come", "failed", "go_on", "in_a_line"]
+
+IN_THE_SAME_WAY = "failed in the same way"
 
 
 def in_a_line(failure: Failure) -> str:
@@ -53,10 +55,13 @@ def aftermath(job: JobState) -> list[str]:
 
 def _others(job: JobState, cause: Failure) -> list[str]:
     others = [failure for failure in job.failures if failure is not cause and failure.rank != cause.rank]
-    same = sorted({failure.rank for failure in others if in_a_line(failure) == in_a_line(cause)})
-    lines = [f"{_ranks(same)} failed in the same way"] if same else []
+    same = [one for one in others if (one.kind, one.message) == (cause.kind, cause.message)]
+    lines = []
+    for where in dict.fromkeys(one.where for one in same):
+        ranks = sorted({one.rank for one in same if one.where == where})
+        lines.append(f"{_ranks(ranks)} {IN_THE_SAME_WAY}{f' ({where})' if where not in ('', cause.where) else ''}")
     for failure in others:
-        if failure.rank not in same:
+        if failure not in same:
             how = "fell after it" if failure.fell else "failed as well"
             lines.append(f"worker {failure.rank} {how}: {in_a_line(failure)}")
     return lines

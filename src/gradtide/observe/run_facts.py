@@ -30,7 +30,7 @@ def write_facts(folder: Path, facts: RunFacts) -> None:
         partial.write_text(json.dumps(asdict(facts)) + "\n", encoding="utf-8")
         partial.replace(path)  # a dashboard may look at any moment
     except OSError as error:
-        raise OutputError(f"can't write {path} ({error.strerror}); choose another --output") from error
+        raise OutputError(f"can't write {path} ({error.strerror}); choose another folder") from error
 
 
 def note_end(folder: Path, code: int) -> None:

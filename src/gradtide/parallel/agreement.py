@@ -4,6 +4,7 @@ In a job that outlives its workers any of this may find one dead. Then those who
 lost: in the next generation all of them agree once more.
 """
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from typing import TypeVar
@@ -14,8 +15,19 @@ from gradtide.collective import Group
 from gradtide.errors import CommunicationError, DataError, StoreError
 from gradtide.store import connect, update
 from gradtide.sync import Job
+from gradtide.sync.job import LoopBegin
 
-__all__ = ["PURPOSE", "comes_and_goes", "compare", "compare_over_store", "share_bytes", "together"]
+__all__ = [
+    "PURPOSE",
+    "comes_and_goes",
+    "compare",
+    "compare_over_store",
+    "note_loop",
+    "share_bytes",
+    "state_of",
+    "take_up_loop",
+    "together",
+]
 
 T = TypeVar("T")
 _AT_ONCE_BYTES = 4096  # a batch's indices: what is not longer takes one exchange
@@ -72,6 +84,34 @@ def compare_over_store(job: Job, digest: Callable[[], bytes]) -> None:
                 f"shard needs the same batches on all workers, but worker {job.elastic.number} has another first batch "
                 f"than the first one to come; {_HELP}"
             ) from error
+
+
+def take_up_loop(job: Job, generator: torch.Generator | None) -> LoopBegin | None:
+    """A worker over servers that came later goes over this loop as the others did. Returns how it began; None: this
+    worker is the first to know."""
+    known = next((loop for loop in job.loops if loop.batches == job.batches), None) if comes_and_goes(job) else None
+    if known is not None and generator is not None:
+        generator.set_state(torch.frombuffer(bytearray(b64decode(known.generator)), dtype=torch.uint8))
+    return known
+
+
+def note_loop(job: Job, digest: Callable[[], bytes], generator: str, known: LoopBegin | None) -> None:
+    """For those who will come later; in the first epoch they go over all that came before themselves. Who came later is
+    refused if it begins the loop with another batch."""
+    if not comes_and_goes(job) or "epoch" not in job.state:
+        return
+    loop = LoopBegin(job.batches, digest().hex(), generator)
+    if known is None:
+        job.loops.append(loop)
+    elif loop.digest != known.digest:
+        raise DataError(
+            f"shard needs the same batches on all workers, but worker {job.number}, which came later, begins this loop "
+            f"with another batch than the others did; {_HELP}"
+        )
+
+
+def state_of(generator: torch.Generator | None) -> str:
+    return "" if generator is None else b64encode(generator.get_state().numpy().tobytes()).decode()
 
 
 def together(job: Job, work: Callable[[Group | None], T]) -> T:

@@ -37,7 +37,8 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     """Worker to launcher: whom do I work with? The generation it was in; 0 for one that has just started. `keeps`: it
     has what nobody else has, so it can't go before it has left that to somebody in the next generation. `again`: it
     has asked before, over a connection that broke. `busy`: it is in the middle of a batch, where nobody can join or go.
-    `done`: how many batches it has behind it, and what it has finished with the others otherwise."""
+    `done`: how many batches it has behind it, and what it has finished with the others otherwise. `living`: only
+    who lives, or is being started; answered at once."""
 
     rank: int
     generation: int
@@ -45,6 +46,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     again: bool = False
     busy: bool = False
     done: tuple[int, int] = (0, 0)
+    living: bool = False
 
 
 class Watch(msgspec.Struct, frozen=True, tag=True):

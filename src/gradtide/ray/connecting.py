@@ -11,6 +11,7 @@ from gradtide.environment import read_environment
 from gradtide.errors import ConfigError
 from gradtide.launch.target import Target
 from gradtide.ray.placing import ClusterNode
+from gradtide.transport.authenticate import family_of
 
 __all__ = ["check_that_all_answer", "cluster_nodes", "connect_to_ray", "what_travels", "why_silent"]
 
@@ -62,7 +63,7 @@ def _join(ray: Any, address: str, folder: str, here: str | None = None) -> None:
 
 def _is_here(host: str) -> bool:
     try:
-        with socket.create_server((host, 0)):
+        with socket.create_server((host, 0), family=family_of(host)):
             return True
     except OSError:
         return False
@@ -71,7 +72,7 @@ def _is_here(host: str) -> bool:
 def _address_towards(cluster: str) -> str:
     """This machine's, as the cluster sees it."""
     host, _, port = cluster.rpartition(":")
-    with socket.create_connection((host, int(port)), _CONNECT_S) as line:
+    with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as line:
         return str(line.getsockname()[0])
 
 
@@ -118,7 +119,7 @@ def _check_that_it_answers(address: str) -> None:
     if not colon or not port.isdecimal():
         raise ConfigError(f"{address!r} is no address of a Ray cluster; give HOST:PORT, as ray start has shown it")
     try:
-        socket.create_connection((host, int(port)), _CONNECT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except OSError as error:
         raise ConfigError(
             f"no Ray cluster answers at {address} ({error.strerror or error}); start one: ray start --head, or name "

@@ -16,7 +16,7 @@ from gradtide.store.local.roles import Role
 from gradtide.store.local.servers import Forks
 from gradtide.store.local.status import inspect
 from gradtide.store.wire.messages import Leave, encode
-from gradtide.transport.authenticate import dial, parse_address
+from gradtide.transport.authenticate import dial, family_of, parse_address
 from gradtide.transport.connection import open_connection
 from gradtide.transport.keys import Credentials
 
@@ -120,6 +120,6 @@ def _say_goodbye_for(address: str, credentials: Credentials, workers: set[int]) 
 
 
 def _free_port(host: str) -> int:
-    with socket.socket() as probe:
+    with socket.socket(family_of(host)) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -35,6 +35,7 @@ __all__ = [
     "ON_TRIAL",
     "TORCH",
     "TRIAL_STEPS",
+    "WRAPPING",
     "Wishes",
     "can_be_shared",
     "check_one_optimizer",
@@ -48,6 +49,7 @@ _ALL_INSIDE = (
     "step on each worker; Local(within='host') makes a difference between hosts"
 )
 _NOTHING_BETWEEN = "nothing is compressed, since nothing goes between hosts"
+WRAPPING = "in DataParallel(...), or where it begins anew, which all workers do together"
 TRIAL_STEPS = 3  # that a program takes with model.step(), editing nothing, before parameters are shared
 ON_TRIAL = f"that comes after {TRIAL_STEPS} steps with model.step() in which no gradient or parameter is edited"
 
@@ -185,7 +187,7 @@ def open_group(trained: Trained, job: Job, wishes: Wishes) -> Group | DeviceGrou
     """Over which the parameters of all workers go, who have built the same. None: there is one worker."""
     if job.group is None:
         return None
-    with job.group.purpose("in DataParallel(...), or where it begins anew, which all workers do together"):
+    with job.group.purpose(WRAPPING):
         compare_models(trained, job.group, f"compress={wishes.compression and wishes.compression.settings!r}")
     return _beside(trained, job.group, wishes) or job.group
 

@@ -6,6 +6,8 @@ import weakref
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from gradtide.collective import Group
 from gradtide.environment import read_environment
 from gradtide.errors import CommunicationError, ConfigError
@@ -18,7 +20,7 @@ from gradtide.transport.hosts import LookingStore, local_address, store_at
 from gradtide.transport.keys import read_credentials
 from gradtide.transport.registrar_line import RegistrarLine
 
-__all__ = ["BatchShare", "Elastic", "Job", "current_job"]
+__all__ = ["BatchShare", "Elastic", "Job", "LoopBegin", "current_job"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,14 @@ class BatchShare:
     def weight(self) -> float:
         """How much a mean over this part counts in the mean over the whole batch."""
         return self.samples / self.of
+
+
+class LoopBegin(msgspec.Struct, frozen=True, array_like=True):
+    """How a loop over `shard` began, for workers over servers who come to it later."""
+
+    batches: int  # that were given before it
+    digest: str  # of its first batch
+    generator: str  # the state of what its order is drawn from, if it is drawn
 
 
 @dataclass(slots=True)
@@ -48,7 +58,14 @@ class Elastic:
 
     def ask(self, *, keeps: bool, busy: bool, done: tuple[int, int], timeout_s: float) -> Roster:
         """Who works together next, once all who live have asked."""
-        question, line = Ask(self.number, self.generation, keeps, busy=busy, done=done), self._line()
+        return self._ask(Ask(self.number, self.generation, keeps, busy=busy, done=done), timeout_s)
+
+    def living(self, timeout_s: float) -> set[int]:
+        """Who lives just now, or is being started."""
+        return set(self._ask(Ask(self.number, self.generation, living=True), timeout_s).ranks)
+
+    def _ask(self, question: Ask, timeout_s: float) -> Roster:
+        line = self._line()
         if isinstance(line, RegistrarLine):
             return line.ask(question, timeout_s)
         return ask(self.address, question, timeout_s)
@@ -118,9 +135,10 @@ class Job:
     undone: int = 0  # batches whose step was lost with a worker: `shard` gives them again
     inside: int = 0  # loops over `shard` whose body is under way, one within another
     called: bool = False  # somebody comes or goes: who works together is asked before the next batch
-    done: int = 0  # steps, and edits besides them, that were finished together
+    done: int = 0  # steps, and what was done together besides them (edits, means), that are finished
     stayed: bool = False  # what failed here when a worker died had been finished by another
-    edits: int = 0  # between loops, since the last batch or since the script said its epoch
+    last_mean: list[float] = field(default_factory=list)  # of all workers' values
+    edits: int = 0  # and means between loops, since the last batch or since the script said its epoch
     edits_before: int = 0  # the same before the first batch of the step that is under way
     arrived: bool = True  # not a newcomer that goes over what the others have done before it came
     past_edits: int = 0  # what they had done of `edits` by then
@@ -132,6 +150,7 @@ class Job:
     state_before: dict[str, Any] = field(default_factory=dict)  # the same before the step that is under way
     epoch_began: int = 0  # how many batches were given before this epoch of the script
     resumed: bool = False  # told, and not asked for yet
+    loops: list[LoopBegin] = field(default_factory=list)  # of this epoch of the script, where newcomers need them
     least_part: int = 1  # samples that a part of a batch must have, where shares follow speed: 2 with batch norm
     nobody_waits: bool = False  # for anybody: a model is trained in async
     balance: Any = field(default=None, repr=False)  # what decides on the shares of the last loop that follow speed
@@ -177,6 +196,7 @@ class Job:
     @epoch.setter
     def epoch(self, epoch: int) -> None:
         self.resumed, self.state["epoch"], self.epoch_began, self.edits = False, epoch, self.batches, 0
+        self.loops = [loop for loop in self.loops if loop.batches >= self.batches]
 
     @property
     def number(self) -> int:
@@ -253,6 +273,21 @@ class Job:
             self.arrived = True
             for one in self.living:
                 one.arrive()
+
+    def skips(self) -> bool:
+        """Whether what the script does together with others now comes again, with a step that was lost, or was done by
+        them before this worker came."""
+        if self.undone or not self.arrived:
+            return True
+        if self.past_edits:
+            self.past_edits, self.edits = self.past_edits - 1, self.edits + 1
+            return True
+        return False
+
+    def did(self, *, told: bool) -> None:
+        """All have done it. `told`: by one who had finished it, and has counted it."""
+        self.done += not (told or self.before_step)
+        self.edits += not self.inside
 
     @property
     def before_step(self) -> bool:

@@ -56,13 +56,22 @@ def _number(value: Any) -> float:
 def _mean(values: Tensor, weight: float) -> Tensor:
     if not weight >= 0:
         raise ConfigError(f"weight={weight!r}; it must be 0 or more")
-    group = current_job().group
-    if group is None:
-        return values
+    job = current_job()
     # Every product is computed in float64, so that all workers have the same and equal values stay what they are.
-    sums: Tensor = group.all_reduce(
-        torch.cat([values.double().cpu().flatten() * weight, torch.tensor([float(weight)]).double()])
-    )
+    own = torch.cat([values.double().cpu().flatten() * weight, torch.tensor([float(weight)]).double()])
+
+    def add_up(own: Tensor) -> Tensor:
+        if job.group is None:
+            return own
+        with job.group.purpose("in mean_over_workers, which all workers call"):
+            sums: Tensor = job.group.all_reduce(own)
+        return sums
+
+    trained = [one for one in job.living if one.can_go_on]
+    if not trained and job.group is None:
+        return values
+    sums = trained[-1].mean(add_up, own) if trained else add_up(own)  # where one may die meanwhile
     if not float(sums[-1]):
         raise ConfigError("mean_over_workers: the weights of all workers are 0; give one of them something")
-    return (sums[:-1] / sums[-1]).view(values.shape).to(values)
+    mean: Tensor = (sums[:-1] / sums[-1]).view(values.shape).to(values)
+    return mean

@@ -2,8 +2,8 @@
 
 import hashlib
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -19,8 +19,10 @@ from gradtide.sync.trained import Trained
 
 __all__ = [
     "DIGEST_BYTES",
+    "Broadcasts",
     "LastStep",
     "Options",
+    "adopt_options",
     "alike",
     "check_alike",
     "check_batches",
@@ -33,12 +35,22 @@ __all__ = [
     "share_named",
     "share_place",
     "share_state",
+    "share_steps",
     "told_by",
 ]
 
 DIGEST_BYTES = 8
 _ALIKE = 1e-4  # how closely parameters' norms are compared between ranks
 _PLAIN = bool | int | float | str | None
+
+
+class Broadcasts(Protocol):
+    """A group, or what stands for one."""
+
+    @property
+    def rank(self) -> int: ...
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Any: ...
 
 
 class _Scalar(msgspec.Struct, frozen=True, tag=True):
@@ -64,6 +76,7 @@ class _Standing(msgspec.Struct, frozen=True):
     epoch_began: int = 0
     done: int = 0
     edits: int = 0
+    mean: list[float] = []
     begins: bool = False  # nobody is left who was under way: all have just come
 
 
@@ -137,7 +150,7 @@ def share_buffers(trained: Trained, group: Group | DeviceGroup, root: int = 0) -
         group.broadcast(buffer, root)
 
 
-def told_by(own: bytes, group: Group | DeviceGroup, root: int = 0) -> bytes:
+def told_by(own: bytes, group: Broadcasts, root: int = 0) -> bytes:
     """What one rank says."""
     length = torch.tensor([len(own)])
     group.broadcast(length, root)
@@ -167,7 +180,7 @@ def share_state(trained: Trained, job: Job, group: Group, spread: Group | Device
         job.arrived, job.done, job.past_edits = told.begins, told.done, told.edits
     elif group.rank:  # a death may find one before a step's end, another after it
         job.stayed = (told.batches, told.done) > (job.batches + job.behind - job.undone, job.done)
-        job.undone, job.done = max(0, job.batches - told.batches), told.done
+        job.undone, job.done, job.last_mean = max(0, job.batches - told.batches), told.done, told.mean
     for parameter, named in zip(trained.parameters, told.state, strict=True):
         _share_one(trained.state_of(parameter), parameter, named, spread)
 
@@ -204,11 +217,21 @@ def share_place(trained: Trained, job: Job, spread: Group | DeviceGroup, root: i
         _share_one(trained.state_of(parameter) if keeps else {}, parameter, named, spread, root)
 
 
+def share_steps(trained: Trained, group: Broadcasts) -> None:
+    """Rank 0's parameters and optimizer state become everybody's."""
+    for _, parameter in trained.everything:
+        group.broadcast(parameter.data)
+    own = [_described(trained.state_of(p).get(p, {})) for p in trained.parameters]
+    told = msgspec.json.decode(told_by(msgspec.json.encode(own), group), type=list[dict[str, _Shape | _Scalar]])
+    for parameter, named in zip(trained.parameters, told, strict=True):
+        _share_one(trained.state_of(parameter), parameter, named, group)
+
+
 def share_named(
     of: dict[str, dict[str, Any]], group: Group, spread: Group | DeviceGroup, root: int
 ) -> dict[str, dict[str, Any]]:
     """State that one rank has by names, such as an outer optimizer's, for all."""
-    own = {name: {key: _describe(value) for key, value in state.items()} for name, state in of.items()}
+    own = {name: _described(state) for name, state in of.items()}
     told = msgspec.json.decode(
         told_by(msgspec.json.encode(own), group, root), type=dict[str, dict[str, _Shape | _Scalar]]
     )
@@ -230,10 +253,10 @@ def _take_place(trained: Trained, job: Job, told: "_Standing") -> None:
     job.state.update(told.script)
     job.epoch_began, job.resumed = told.epoch_began, True
     for mine, theirs in zip(trained.groups, told.options, strict=True):
-        _adopt(mine, theirs)
+        adopt_options(mine, theirs)
 
 
-def _adopt(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+def adopt_options(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
     """Takes over a group's options; returns which of them were others."""
     changed = []
     for name, value in theirs.items():
@@ -301,7 +324,7 @@ class Options:
         own = [plain_options(one) for one in self._trained.groups]
         told = msgspec.json.decode(told_by(msgspec.json.encode(own), group))
         for number, (mine, theirs) in enumerate(zip(self._trained.groups, told, strict=True)):
-            before, changed = dict(mine), _adopt(mine, theirs)
+            before, changed = dict(mine), adopt_options(mine, theirs)
             if changed and not self._warned:
                 self._warned = True
                 name = changed[0]
@@ -322,7 +345,7 @@ def plain_options(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _share_one(
-    states: Any, parameter: Tensor, named: dict[str, _Shape | _Scalar], group: Group | DeviceGroup, root: int = 0
+    states: Any, parameter: Tensor, named: dict[str, _Shape | _Scalar], group: Broadcasts, root: int = 0
 ) -> None:
     if not named:
         states.pop(parameter, None)
@@ -341,12 +364,11 @@ def _share_one(
 
 def _tell(trained: Trained, job: Job) -> bytes:
     options = [plain_options(group) for group in trained.groups]
-    state = [
-        {name: _describe(value) for name, value in trained.state_of(p).get(p, {}).items()} for p in trained.parameters
-    ]
+    state = [_described(trained.state_of(p).get(p, {})) for p in trained.parameters]
     batches, begins = job.batches + job.behind - job.undone, job.elastic is not None and job.elastic.newcomer
     edits = job.edits_before if job.undone else job.edits + job.past_edits
-    standing = _Standing(batches, options, state, job.state, job.epoch_began, job.done, edits, begins)
+    done = job.done, edits, job.last_mean, begins
+    standing = _Standing(batches, options, state, job.state, job.epoch_began, *done)
     try:
         return msgspec.json.encode(standing)
     except (TypeError, ValueError) as error:
@@ -361,10 +383,13 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _describe(value: Any) -> _Shape | _Scalar:
-    if isinstance(value, Tensor):
-        return _Shape(str(value.dtype).removeprefix("torch."), tuple(value.shape))
-    return _Scalar(value)
+def _described(state: Mapping[str, Any]) -> dict[str, _Shape | _Scalar]:
+    return {
+        name: _Shape(str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        if isinstance(value, Tensor)
+        else _Scalar(value)
+        for name, value in state.items()
+    }
 
 
 class LastStep:

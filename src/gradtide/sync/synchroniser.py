@@ -22,6 +22,7 @@ from gradtide.sync.alone import Alone
 from gradtide.sync.choose import (
     ON_TRIAL,
     TRIAL_STEPS,
+    WRAPPING,
     Wishes,
     can_be_shared,
     check_one_optimizer,
@@ -49,7 +50,10 @@ from gradtide.sync.ways import EveryStep, Way
 __all__ = ["Synchroniser"]
 
 T = TypeVar("T")
-_LENGTHS = "for loops of different lengths, share out the data with gradtide.shard(...), or train in model.join()"
+_TOGETHER = (
+    "all workers call step, evaluate, mean_over_workers and the like, not only `if gradtide.is_main():`; for loops of "
+    "different lengths, share out the data with gradtide.shard(...), or train in model.join()"
+)
 OverServers = ServersWay | LocalOverServers | TogetherFirst
 
 
@@ -119,12 +123,13 @@ class Synchroniser:
     def _choose_way(self) -> Way:
         """As worker 0 does: one that has just come knows less of how the program goes."""
         self._net = AlikeNet()
-        if self._wishes.trial and not isinstance(self._wishes.sync, Servers) and self._job.group is not None:
-            self._job.group.advise(_LENGTHS)
+        if self._wishes.trial and not _is_over_servers(self._wishes.sync) and self._job.group is not None:
+            self._job.group.advise(_TOGETHER)
         if self._may_share and self._job.group is not None:
             trial = self._trial
             known = torch.tensor([not self._unproven, trial is None, trial.steps if trial else 0, self._on_trial])
-            self._job.group.broadcast(known)
+            with self._job.group.purpose(WRAPPING):
+                self._job.group.broadcast(known)
             proven, over, steps, self._on_trial = bool(known[0]), bool(known[1]), int(known[2]), bool(known[3])
             if proven or (over and self._unproven in ("", ON_TRIAL)):  # else this worker knows why
                 self._unproven = "" if proven else "before this worker came, the program edited gradients or parameters"
@@ -589,7 +594,7 @@ class Synchroniser:
     @contextlib.contextmanager
     def edit(self) -> Iterator[None]:
         """In it the parameters may be changed; afterwards all workers have what worker 0 has."""
-        if self._job.undone or not self._job.arrived or self._job.past_edits:
+        if self._job.skips():
             with self._void():
                 yield
             return
@@ -622,9 +627,7 @@ class Synchroniser:
     @contextlib.contextmanager
     def _void(self) -> Iterator[None]:
         """What is edited in here comes again, with the step that was lost; or all did it before this worker came."""
-        kept, job = KeptValues(self._trained), self._job
-        if job.arrived and not job.undone:
-            job.past_edits, job.edits = job.past_edits - 1, job.edits + 1
+        kept = KeptValues(self._trained)
         try:
             yield
         finally:
@@ -669,17 +672,30 @@ class Synchroniser:
 
     def _edited(self, kept: KeptValues | None, *, told: bool) -> None:
         """All have the edit. `told`: by one who had finished it, and has counted it."""
-        job = self._job
-        if kept is not None and not job.undone:
-            if job.before_step:
+        if kept is not None and not self._job.undone:
+            if self._job.before_step:
                 self._keep_unedited(kept)
-            else:
-                job.done += not told
-            job.edits += not job.inside
+            self._job.did(told=told)
         if isinstance(self.way, SharedParameters) and self.way.outdated:
             self.together(self._anew, lambda: None)
         if self._trial is not None:
             self._trial.edited_properly()
+
+    def mean(self, add_up: Callable[[Tensor], Tensor], own: Tensor) -> Tensor:
+        """Of all workers' values. One that dies meanwhile is not in it, if nobody has heard of its value."""
+        job, told = self._job, False
+        while not job.skips():
+            try:
+                job.last_mean = add_up(own.clone()).tolist()
+            except CommunicationError as error:
+                if not self._takes_again:
+                    raise
+                self._go_on(error, finished=not job.before_step, asking=True)
+                if job.undone or not (told := job.stayed):
+                    continue
+            job.did(told=told)
+            return torch.tensor(job.last_mean, dtype=own.dtype)
+        return own
 
     # --- the program changes ---
 
@@ -1176,6 +1192,11 @@ def _check_servers_know(new: Trained, old: Trained, way: OverServers) -> None:
                 f"{name} is another parameter than it was when the model was wrapped, or new, and the servers know "
                 "nothing of it; close() the wrapper and wrap the model again, with Servers(..., name='another')"
             )
+
+
+def _is_over_servers(sync: object) -> bool:
+    """Where no group is opened."""
+    return isinstance(sync, Servers) or getattr(sync, "over", None) is not None
 
 
 def _is_async(sync: object) -> bool:

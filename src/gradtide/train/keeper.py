@@ -6,11 +6,13 @@ training goes on.
 """
 
 import contextlib
+import os
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -73,10 +75,24 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         check_whole("Checkpoints", every=self.every, keep=self.keep)
+        path: object = self.path
+        resume: object = self.resume
+        if not isinstance(path, str | PathLike) or not isinstance(resume, bool | str | PathLike):
+            wrong = f"path={path!r}, resume={resume!r}"
+            raise ConfigError(f"Checkpoints({wrong}) makes no sense; name a folder, and say resume=True or a folder")
+        if self.every and not os.fspath(self.path):
+            raise ConfigError(f"Checkpoints: every={self.every} needs a folder; say Checkpoints('runs/ck', every=100)")
         if self.every < 0 or self.keep < 1:
             raise ConfigError(
                 f"a checkpoint every {self.every} steps, keeping {self.keep}, makes no sense; keep 1 or more"
             )
+
+    def check_place(self) -> None:
+        """A folder that can't be one is refused before the run, and not at its first checkpoint."""
+        if self.every:
+            place = open_place(self.path)
+            if os.path.isfile(place.address):
+                raise ConfigError(f"Checkpoints: {place.address} is a file; name a folder")
 
     def find(self) -> tuple[Place, Manifest] | None:
         """The checkpoint to go on with; None if there is none. Raises DataError if `resume` names no checkpoint."""

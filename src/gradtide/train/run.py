@@ -186,7 +186,7 @@ class Run:
         new = [(name, seen[-1]) for name, seen in at.history.columns().items() if len(seen) > before.get(name, 0)]
         values = {name: value for name, value in new if value is not None}
         if self.steering.progress is not None:
-            self.steering.progress.tell_epoch(at.epoch, values)
+            self.steering.progress.tell_epoch(at.epoch, at.in_epoch, values)
         if not self._any_says(bool(self.steering.callbacks)):
             return
         module = self.replicas[0].module

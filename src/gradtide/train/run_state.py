@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from gradtide.errors import DataError
+from gradtide.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from gradtide.train.run import Run
@@ -178,6 +178,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
         if name.startswith(STATE):
             index, _, key = name[len(STATE) :].partition("/")
             states.setdefault(int(index), {})[key] = tensor.clone()
+    check_groups(optimizer.param_groups, plain["groups"])
     own = optimizer.state_dict()
     groups = [
         {**group, **{key: _like(value, group.get(key)) for key, value in saved.items()}}
@@ -186,8 +187,25 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
     optimizer.load_state_dict({"state": states, "param_groups": groups})
 
 
+def check_groups(own: Sequence[Mapping[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ConfigError for the options of another optimizer. (A later torch may know more of the same one's, and
+    schedulers add some.)"""
+    if len(own) != len(saved):
+        raise ConfigError(
+            f"the checkpoint's optimizer has {len(saved)} groups of parameters, and this one {len(own)}; resume with "
+            "the same optimizer="
+        )
+    for mine, theirs in zip(own, saved, strict=True):
+        lost = [key for key in theirs if key not in mine and not key.endswith(("_lr", "_momentum"))]
+        if lost and any(key not in theirs for key in mine if key != "params"):
+            raise ConfigError(
+                f"the checkpoint is of another optimizer, one with {', '.join(lost)}; resume with the same optimizer="
+            )
+
+
 def load_groups(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any]) -> None:
     """The options alone: the state is on servers."""
+    check_groups(optimizer.param_groups, plain["groups"])
     for group, saved in zip(optimizer.param_groups, plain["groups"], strict=True):
         group.update({key: _like(value, group.get(key)) for key, value in saved.items()})
 

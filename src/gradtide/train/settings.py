@@ -244,6 +244,8 @@ def check_batch(batch_size: int | None, devices: int, workers: int = 1) -> None:
 
 
 def check_checkpoints(checkpoints: "Checkpoints | None", job: "Job | None") -> None:
+    if checkpoints is not None:
+        checkpoints.check_place()
     if job is not None and job.elastic is not None and checkpoints is not None:
         raise ConfigError(
             "fit keeps checkpoints of workers that stay: who dies would be waited for at each of them; leave "

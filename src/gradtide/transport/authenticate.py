@@ -27,6 +27,7 @@ __all__ = [
     "Address",
     "Line",
     "dial",
+    "family_of",
     "is_loopback",
     "listen",
     "parse_address",
@@ -87,6 +88,11 @@ def parse_address(text: str) -> Address:
     if not host or not port.isdecimal() or not int(port) < 65536:
         raise ConfigError(f"{text!r} is no address; write unix:/path/to/socket, tcp:host:port or tls:host:port")
     return Address(host=host.strip("[]"), port=int(port), tls=tls)
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """Of an address in figures."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def dial(
@@ -223,7 +229,7 @@ def _connect(
             sock.settimeout(timeout_s)
             sock.connect(address.path)
         elif congestion or look is not None:
-            sock = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET)
+            sock = socket.socket(family_of(address.host))
             if congestion:
                 set_congestion(sock, congestion)
             _connect_looking(sock, address, time.monotonic() + timeout_s, look)

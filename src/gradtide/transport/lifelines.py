@@ -29,7 +29,7 @@ from gradtide.environment import read_environment
 from gradtide.errors import AuthenticationError, CommunicationError, ConfigError, PeerLost, PeerTimeout
 from gradtide.processes.ready import can_read
 from gradtide.processes.wake import WakePipe
-from gradtide.transport.authenticate import Address, dial, set_congestion, tune
+from gradtide.transport.authenticate import Address, dial, family_of, set_congestion, tune
 from gradtide.transport.handshake import Handshake
 from gradtide.transport.hosts import read_key
 from gradtide.transport.keys import Credentials, Key, read_credentials
@@ -237,9 +237,8 @@ def connect_ranks(
     rank, address, credentials = end.rank, end.address, end.keys_for(purpose)
     encrypts = purpose != _LIFELINE and read_environment().encrypt
     lines: dict[int, socket.socket] = {}
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.create_server((address, 0), family=family, backlog=len(ranks) + 8) as listener:
+        with socket.create_server((address, 0), family=family_of(address), backlog=len(ranks) + 8) as listener:
             if end.congestion:
                 set_congestion(listener, end.congestion)
             store.set(f"{purpose}/{rank}", f"{listener.getsockname()[1]} {address}")

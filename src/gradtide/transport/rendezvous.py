@@ -123,7 +123,7 @@ def missing_text(place: Seat, missing: list[int], timeout_s: float) -> str:
     who = ", ".join(map(str, missing))
     return (
         f"group {place.name!r} of {place.size}: rank {who} did not join within {timeout_s:g} s; "
-        "start every rank with the same name, or raise timeout_s"
+        "every rank must join, under the same name (not only `if gradtide.is_main():`); or raise timeout_s"
     )
 
 
@@ -186,7 +186,8 @@ def _missing(place: Seat, members: dict[int, socket.socket]) -> list[int]:
 
 def _tell(place: Seat, missing: list[int], notice_s: float) -> None:
     who = ", ".join(map(str, missing))
-    line = f"gradtide: rank {place.rank} has waited {notice_s:g} s for rank {who} to join group {place.name!r}"
+    line = f"gradtide: rank {place.rank} has waited {notice_s:g} s for rank {who} to join group {place.name!r}, "
+    line += "which every rank does, and not only `if gradtide.is_main():`"
     print(line, file=sys.stderr, flush=True)
 
 

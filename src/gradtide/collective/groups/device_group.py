@@ -3,7 +3,6 @@
 It stands beside a `Group`, by which its ranks find each other. It has run over Gloo only: no GPU was at hand.
 """
 
-import socket
 from datetime import timedelta
 from typing import Any
 
@@ -104,7 +103,7 @@ def _meet(group: Group) -> Any:
     kind: Any = vars(dist)["TCPStore"]
     limit, place, store = timedelta(seconds=group.timeout_s), torch.zeros(256, dtype=torch.uint8), None
     if group.rank == 0:
-        host = "127.0.0.1" if group.on_one_host else socket.gethostbyname(socket.gethostname())
+        host = "127.0.0.1" if group.on_one_host else group.address()
         store = kind(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
         said = f"{host}:{store.port}".encode()
         place[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)

@@ -1,6 +1,7 @@
 """Group: ranks that work together. This file checks and prepares what is asked for; one_host.py and others do it."""
 
 import mmap
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -130,6 +131,11 @@ class Group:
     def _meeting_at(self, place: Callable[[], tuple[Any, Callable[[], str | None]]]) -> "Group":
         self._met_at = lambda: MeetingPlace(*place())
         return self
+
+    def address(self) -> str:
+        """By which ranks of other hosts reach this one. A host's name alone is often one of its loopback's."""
+        seen = self._met_at().address() if self._met_at is not None else None
+        return seen or socket.gethostbyname(socket.gethostname())
 
     # --- Collectives ---
 

@@ -7,8 +7,8 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler
 
 from gradtide.errors import ConfigError
-from gradtide.parallel.agreement import comes_and_goes, compare, compare_over_store
-from gradtide.parallel.reading.order import Order, batches_ahead, is_seeded
+from gradtide.parallel.agreement import comes_and_goes, compare, compare_over_store, note_loop, take_up_loop
+from gradtide.parallel.reading.order import Order, is_seeded
 from gradtide.parallel.reading.part_batch import digest_batch
 from gradtide.parallel.reading.part_reader import PartReader
 from gradtide.parallel.reading.replay import replay, sampler_of
@@ -39,11 +39,14 @@ class GivenBatches(Iterable[Any]):
         self.skipped = 0  # batches that the others were given before we came, since the last that was given here
 
     def __iter__(self) -> Iterator[Any]:
-        job, first, batches = self._job, True, iter(self._loader)
+        job, first, begins, batches = self._job, True, self._check, iter(self._loader)
         while True:
             batch = next(batches, _END)
-            if self._check and first:
-                compare_over_store(job, partial(digest_batch, None if batch is _END else batch))
+            if begins:
+                told = partial(digest_batch, None if batch is _END else batch)
+                compare_over_store(job, told)
+                note_loop(job, told, "", take_up_loop(job, None))
+            begins = False
             if job.behind:  # a worker that came later begins where the others are
                 if batch is _END:
                     return
@@ -80,7 +83,7 @@ class AgreedBatches(Iterable[Any]):
                 "say DataLoader(..., generator=torch.Generator().manual_seed(0)), or check=False if its sampler gives "
                 "all workers the same"
             )
-        self._loader, self._job, self._ahead, self._reader = loader, job, batches_ahead(sampler), reader
+        self._loader, self._job, self._sampler, self._reader = loader, job, sampler, reader
         self._order: Order
 
     def __iter__(self) -> Iterator[Any]:
@@ -91,7 +94,7 @@ class AgreedBatches(Iterable[Any]):
             yield batch
 
     def _begin(self, own: Iterator[Any]) -> Iterator[Any]:
-        self._order = Order(self._job, own, self._ahead)
+        self._order = Order(self._job, own, self._sampler)
         return self._order if self._reader is None else self._reader.follow(self._order)
 
     def go_on(self, batch: Any) -> None:

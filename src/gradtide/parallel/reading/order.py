@@ -7,6 +7,7 @@ own of which we know that nobody can tell the difference.
 
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain, islice
 from operator import index
 from typing import Any, NamedTuple
@@ -18,7 +19,15 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Sub
 
 from gradtide.collective import Group
 from gradtide.errors import ConfigError, DataError, GradtideError
-from gradtide.parallel.agreement import comes_and_goes, compare_over_store, share_bytes, together
+from gradtide.parallel.agreement import (
+    comes_and_goes,
+    compare_over_store,
+    note_loop,
+    share_bytes,
+    state_of,
+    take_up_loop,
+    together,
+)
 from gradtide.parallel.batch_parts import digest
 from gradtide.sync import Job
 
@@ -39,8 +48,9 @@ class _Chunk(NamedTuple):
 class Order(Iterator[Any]):
     """What one iteration's sampler gives, the same for all workers."""
 
-    def __init__(self, job: Job, own: Iterator[Any], ahead: tuple[int, int]) -> None:
-        self._job, self._own, self._ahead = job, own, ahead
+    def __init__(self, job: Job, own: Iterator[Any], sampler: Any) -> None:
+        self._job, self._own, self._ahead = job, own, batches_ahead(sampler)
+        self._generator = _generator_of(sampler)
         self._begun, self._ended = False, False
         self._plan = deque[Any]()  # agreed on, and not asked for yet
         self._asked = deque[Any]()  # asked for by the loader, and not trained on yet
@@ -65,8 +75,11 @@ class Order(Iterator[Any]):
         """A worker that came later begins where the others are."""
         job, end = self._job, object()
         if comes_and_goes(job):
+            known, state = take_up_loop(job, self._generator), state_of(self._generator)
             first = list(islice(self._own, 1))
-            compare_over_store(job, lambda: digest([_plain(item) for item in first]))
+            told = partial(digest, [_plain(item) for item in first])
+            compare_over_store(job, told)
+            note_loop(job, told, state, known)
             self._own = chain(first, self._own)
         while job.behind and next(self._own, end) is not end:
             job.behind, job.batches, self._skipped = job.behind - 1, job.batches + 1, self._skipped + 1
@@ -184,7 +197,14 @@ def batches_ahead(sampler: Any) -> tuple[int, int]:
 def is_seeded(sampler: Any) -> bool:
     """Whether a restarted worker can give the order again without asking the others."""
     one = sampler.sampler if type(sampler) is BatchSampler else sampler
-    return type(one) is SequentialSampler or getattr(one, "generator", None) is not None
+    return type(one) is SequentialSampler or _generator_of(sampler) is not None
+
+
+def _generator_of(sampler: Any) -> torch.Generator | None:
+    """What the order is drawn from."""
+    one = sampler.sampler if type(sampler) is BatchSampler else sampler
+    found = getattr(one, "generator", None)
+    return found if isinstance(found, torch.Generator) else None
 
 
 # --- what goes over the wire ---

@@ -62,6 +62,7 @@ Instructions = list[SessionInstruction[V]]
 
 LAYOUTS_KEPT = 256
 _HANG_UPS = 3
+_DECREES_KEPT = 16
 _SURELY_ALIVE = 3  # answers with news of who has this worker's number, before this one gives up
 # Rounds from the word that a worker will go to the first without it, for all to have heard of it; besides those by
 # which others may be ahead.
@@ -81,6 +82,7 @@ class Session(Sending[V]):
     lease: Lease = field(default_factory=Lease)
     sequence: int = 0
     step: int = 0  # the step this worker is in
+    decrees: list[Decree] = field(default_factory=list)  # the last ones
     awaited: int = 0  # the decree that says who is in that step, as servers say
     ended: dict[str, Member] = field(default_factory=dict)  # clients that go, or are gone, with the first round without
     specs: dict[str, KeySpec] = field(default_factory=dict)
@@ -96,8 +98,10 @@ class Session(Sending[V]):
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The workers in the rounds from the step on that this one is in, as far as is known here."""
-        members = self.decree.members if self.decree is not None else ()
+        """The workers in the step that this one is in, as far as is known here: whom all take for them who are in it,
+        though one may have died since."""
+        decree = next((one for one in self.decrees if one.number >= self.awaited > 0), self.decree)
+        members = decree.members if decree is not None else ()
         return tuple(member.worker for member in members if member.is_in(max(1, self.step)))
 
     @property
@@ -487,6 +491,7 @@ class Session(Sending[V]):
     def _take_decree(self, decree: Decree) -> Instructions[V]:
         self._note_ends(decree)
         self.decree, self.doubtful = decree, False
+        self.decrees = [*self.decrees[-_DECREES_KEPT:], decree]
         mine = [m for m in decree.members if (m.client, m.incarnation) == (self.client, self.incarnation)]
         if mine and self.member is None:
             self.member = mine[0]

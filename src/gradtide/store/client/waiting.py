@@ -51,11 +51,7 @@ class StoreWait:
         operation, table = self._engine.session.operations.get(self._pending.sequence), self._engine.session.table
         if operation is None or table is None:
             return []
-        return [
-            table.servers[flight.server]
-            for flight in operation.flights.values()
-            if not flight.shards or not operation.unanswered.isdisjoint(flight.shards)
-        ]
+        return [table.servers[flight.server] for flight in operation.flights.values() if flight.open]
 
     def _who_is_late(self) -> str:
         with self._engine.lock:

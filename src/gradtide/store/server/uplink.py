@@ -18,6 +18,7 @@ from gradtide.transport.service import Service
 __all__ = ["Uplink"]
 
 _DIAL_AGAIN_S = 0.075  # at every second tick of a server
+_SAY_S = 10.0  # without a coordinator: that is more than another one needs to take over
 _log = logging.getLogger("gradtide.server")
 
 
@@ -31,7 +32,8 @@ class Uplink:
         self._service: Service | None = None
         self._hear: Callable[[Message], None] | None = None
         self._connection: Connection | None = None
-        self._told: set[Address] = set()  # of whom it was said that they refuse us
+        self._told: set[Address] = set()  # of whom it was said that they refuse us, or do not answer
+        self._alone_since_s = time.monotonic()
         self._elsewhere = False  # it has said that it does not lead
         self._dialer: Dialer[Address] = Dialer(self._dial, self._wake, _DIAL_AGAIN_S)
 
@@ -72,8 +74,9 @@ class Uplink:
             return open_connection(line, f"the coordinator at {address}").expect("coordinator")
         except CommunicationError as error:  # it is tried again for ever: somebody may yet change what is wrong there
             self._coordinators.missed(address)
-            if isinstance(error, AuthenticationError) and address not in self._told:
-                _log.warning("can't join: %s", error)
+            refused = isinstance(error, AuthenticationError)
+            if address not in self._told and (refused or time.monotonic() - self._alone_since_s >= _SAY_S):
+                _log.warning("%s: %s", "can't join" if refused else "it still looks for the coordinator", error)
                 self._told.add(address)
             raise
 
@@ -85,6 +88,7 @@ class Uplink:
         assert self._service is not None
         self._drop()  # if two were dialled, one after the other
         self._at, self._elsewhere = address, False
+        self._told.discard(address)
         self._connection, self._heartbeat = connection, Heartbeat(connection)
         connection.on_messages(self._receive, lambda: None)
         self._service.add(connection, self._lost)
@@ -105,8 +109,9 @@ class Uplink:
         assert self._service is not None
         if self._connection is not None:
             self._service.remove(self._connection)
+            self._alone_since_s = time.monotonic()
         self._connection = None
 
     def _lost(self, error: CommunicationError) -> None:
-        self._connection = None
+        self._connection, self._alone_since_s = None, time.monotonic()
         self._coordinators.missed(self._at)

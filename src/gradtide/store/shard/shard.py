@@ -15,7 +15,7 @@ from gradtide.store.shard import refusals
 from gradtide.store.shard.filter import Answered, Filter, Verdict
 from gradtide.store.shard.log import Log
 from gradtide.store.shard.refusals import REMEMBERED, TEXTS, Refusal
-from gradtide.store.shard.rounds import Block
+from gradtide.store.shard.rounds import REMEMBERED_ROUNDS, Block
 from gradtide.store.shard.shard_events import (
     Answer,
     ConfigurePart,
@@ -75,6 +75,7 @@ class Shard(Generic[V]):
     members: dict[int, Member] = field(default_factory=dict)
     promised: int = 0  # the decree that is awaited before rounds from `ceiling` on may close
     ceiling: int | None = None
+    told: dict[int, int] = field(default_factory=dict)  # step -> the decree that says who is in it
     waiting_pushes: list[PushPart[V]] = field(default_factory=list)
     waiting_pulls: dict[tuple[str, int], PullPart] = field(default_factory=dict)
     position: Version = field(default_factory=Version)  # of the last entry of the log that is in the state
@@ -338,10 +339,13 @@ class Shard(Generic[V]):
 
     def _decree_of(self, step: int) -> int:
         """The decree that says who is in a step that somebody begins: one that is awaited, if it may add somebody. What
-        is proposed from now on is of later steps."""
+        is proposed from now on is of later steps. All who begin it are told the same, whoever dies meanwhile."""
         if not step:
             return 0
-        return self.promised if self.ceiling is not None and self.ceiling <= step else self.decree
+        now = self.promised if self.ceiling is not None and self.ceiling <= step else self.decree
+        if len(self.told) > REMEMBERED_ROUNDS:
+            del self.told[next(iter(self.told))]
+        return self.told.setdefault(step, now)
 
     def _come_by(self, event: PullPart) -> list[tuple[str, int]]:
         """A pull of a step says that its worker has pushed all it will for the rounds before; the blocks it frees."""

@@ -91,7 +91,7 @@ class LocalOverServers:
         if self._job.behind:
             self._job.behind = base.batches  # what was counted in rounds
         if later and self._job.elastic is not None:
-            self._lodging.hear_script()  # as it is now
+            self._lodging.newcomers.hear_script()  # as it is now
         self._attendance.follow_members()
         self._pace.begin()
 
@@ -189,7 +189,7 @@ class LocalOverServers:
             self._emit(window)
         if self._local.adapt:
             self._adapt()
-        self._lodging.tell_script()
+        self._lodging.newcomers.tell_script()
         self._follow_members()
         self._pace.begin()
 

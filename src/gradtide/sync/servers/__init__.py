@@ -1,7 +1,8 @@
 """A parameter server: gradients are pushed as backward goes on, values are pulled at the step.
 
 settings.py    what a user says: the mode, where they are, whether to go on with an earlier training
-lodging.py     a training's keys on the servers: who makes them, who may come, what newcomers are told
+newcomers.py   what workers who come later are told, and by whom
+lodging.py     a training's keys on the servers: who makes them, who may come
 attendance.py  a worker's place at the servers, from when it connects to when it leaves
 options.py     the options that servers step with, and how they are told of changes
 averages.py    what servers that only average keep: gradients, and which of them there are

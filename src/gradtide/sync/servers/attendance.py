@@ -48,7 +48,7 @@ class Attendance:
         return connect(
             self._address,
             worker=self.number,
-            workers=self._job.size,
+            workers=self._job.size if self._job.elastic is None else 1,  # else who has come is waited for later
             consistency=servers.consistency,
             secret_file=servers.secret_file,
             insecure_network=servers.insecure_network,
@@ -75,6 +75,11 @@ class Attendance:
             return False
         self._job.rank, self._job.size = members.index(self.number), len(members)
         return self._job.rank == 0 and not led
+
+    def leads(self, round_: int) -> bool:
+        """Whether this worker is the first of those who were in that round, and are there still."""
+        there = [member.worker for member in self.store.round_members if member.from_round <= round_]
+        return self.number == min(there, default=self.number)
 
     def check_all_go_on(self, round_: int) -> None:
         """One who has taken its last step has no part in this round, which would be a step of the others' parts."""

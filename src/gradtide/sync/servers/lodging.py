@@ -1,15 +1,15 @@
-"""A training's keys on the servers: who makes them, who may come, and what newcomers are told.
+"""A training's keys on the servers: who makes them, and who may come.
 
 Besides the keys that gradients go to there are some of our own: the model's outline, which every worker compares with
-its own; the round that the training began with; values that nobody steps; and what the script keeps in model.state.
+its own; the round that the training began with; values that nobody steps; and what newcomers are told.
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from gradtide.errors import ConfigError, PeerTimeout
 from gradtide.store import Store
 from gradtide.sync.job import Job
 from gradtide.sync.servers.averages import as_real
+from gradtide.sync.servers.newcomers import SCRIPT, SCRIPT_BYTES, Newcomers
 from gradtide.sync.servers.settings import Servers
 from gradtide.sync.state import difference, outline
 from gradtide.sync.trained import Trained
@@ -24,9 +25,8 @@ from gradtide.sync.trained import Trained
 __all__ = ["FirstNames", "Lodging"]
 
 _LOOK_S = 0.02
-_OUTLINE, _FIRST_ROUND, _VALUE, _SCRIPT = "outline of the model", "first round", "value ", "state of the script"
-_NEXT_ROUND = "round to go on with"
-_SCRIPT_BYTES = 1 << 16
+_OUTLINE, _FIRST_ROUND, _VALUE = "outline of the model", "first round", "value "
+_NEXT_ROUND, _JOB = "round to go on with", "job that trains"
 
 RuleOf = Callable[[str], Any]
 
@@ -53,8 +53,9 @@ class Lodging:
 
     def __init__(self, store: Store, job: Job, servers: Servers, number: int, size: int) -> None:
         self._store, self._job, self._servers = store, job, servers
-        self._number, self._size, self._script = number, size, b""
+        self._number, self._size = number, size
         self._prefix = f"{servers.name}/" if servers.name else ""
+        self.newcomers = Newcomers(store, job, number, self._prefix)
         self.compress_of: Callable[[str], str] = lambda key: ""  # how a key is compressed that gradients go to
         self.clients = frozenset[str]()  # those who began this training, as the store calls them
 
@@ -77,26 +78,28 @@ class Lodging:
         said: Sequence[str] = (),
     ) -> bool:
         """Worker 0 makes what is not there yet: `keys` have rounds and rules, `loose` ones hold what was assigned last.
-        What was `said` of the training must be the same on all workers, too.
+        Should it die before that, the first of those who live does. What was `said` of the training must be the same on
+        all workers, too.
 
         Every worker begins with worker 0's values of what is no key itself: frozen parameters; or, with `whole`, all,
         since the keys are of gradients. Returns whether this worker came later.
         """
         named = trained.everything if whole else [(n, p) for n, p in trained.everything if self.key(n) not in keys]
         values = {self.key(_VALUE + name): as_real(parameter.detach()) for name, parameter in named}
+        own = [*outline(trained), *said]
         if self._number == 0:
-            self._make([*outline(trained), *said], keys, rule_of, {**loose, **values}, values if whole else {})
-        self.wait_for([self.key(_OUTLINE), self.key(_FIRST_ROUND)])
-        self._compare([*outline(trained), *said])
-        self.wait_for([*keys, *loose, *values])
+            self._make(own, keys, rule_of, {**loose, **values}, values if whole else {})
+        wanted = [self.key(_OUTLINE), self.key(_FIRST_ROUND), *keys, *loose, *values]
+        self.wait_for(wanted, lambda: self._make(own, keys, rule_of, {**loose, **values}, {}))
+        self._compare(own)
         later = self._take_place()
         if values:
             self._store.pull(values)
         return later
 
     def _take_place(self) -> bool:
-        """All begin with the same round; who comes later begins with the first round that it is in, and hears what the
-        others' scripts keep. Returns whether this worker came later."""
+        """All begin with the same round; who comes later begins with the first round that it is in. Returns whether
+        this worker came later."""
         begun = int(self._store.pull(self.key(_FIRST_ROUND)))
         if self._servers.mode != "async":
             self._store.begin_at(self._wait_for_next_round() if self._all_resume else begun)
@@ -105,10 +108,7 @@ class Lodging:
             if self._job.elastic is None and not self._job.incarnation:
                 self._store.wait_for_members(self._size, self._job.timeout_s)
             self.clients = frozenset(member.client for member in self._store.round_members)
-        later = bool(self._job.incarnation or self._job.behind)
-        if later and self._job.elastic is not None:
-            self.hear_script()
-        return later
+        return bool(self._job.behind) or (self._servers.mode == "async" and bool(self._job.incarnation))
 
     def _make(
         self,
@@ -120,12 +120,8 @@ class Lodging:
     ) -> None:
         """`stepped`: what workers step, of which servers have what it was when the training began."""
         again = self.key(_OUTLINE) in set(self._store.keys())
-        if again and not self._servers.resume and not self._job.incarnation:
-            what = f"{self._servers.name!r}" if self._servers.name else "a training"
-            raise ConfigError(
-                f"these servers hold {what} of earlier; say Servers(..., resume=True) to go on with it, or "
-                "Servers(..., name='another') to begin a new one beside it"
-            )
+        if again and not self._servers.resume and not self._job.incarnation and self._number == 0:
+            self._refuse_earlier()
         if not again and isinstance(self._servers.resume, str):
             raise ConfigError(
                 f"{self._servers.resume} says how far the training had come, and its parameters are servers'; these "
@@ -141,17 +137,36 @@ class Lodging:
             begun = torch.tensor(self._wait_for_all() + (self._job.elastic is not None))
             missing |= {self.key(_OUTLINE): said, self.key(_FIRST_ROUND): begun}
             if self._job.elastic is not None:
-                missing[self.key(_SCRIPT)] = torch.zeros(_SCRIPT_BYTES, dtype=torch.uint8)
+                missing[self.key(SCRIPT)] = torch.zeros(SCRIPT_BYTES, dtype=torch.uint8)
+        if self._job.elastic is not None:
+            self._say(self.key(_JOB), self._job_number)
         if missing:
             self._store.init(missing, consistency="async")
         if self._all_resume:
             if here := {key: value for key, value in stepped.items() if key in there}:
                 self._store.push(here, wait=True)
-            next_round = torch.tensor(self._wait_for_all())
-            if self.key(_NEXT_ROUND) in there:
-                self._store.push(self.key(_NEXT_ROUND), next_round, wait=True)
-            else:
-                self._store.init(self.key(_NEXT_ROUND), next_round, consistency="async")
+            self._say(self.key(_NEXT_ROUND), torch.tensor(self._wait_for_all()))
+
+    def _say(self, key: str, value: Tensor) -> None:
+        """What is there was said before."""
+        if key in set(self._store.keys(key)):
+            self._store.push(key, value, wait=True)
+        else:
+            self._store.init(key, value, consistency="async")
+
+    @property
+    def _job_number(self) -> Tensor:
+        """Which job this is: a training of another one is of earlier."""
+        assert self._job.elastic is not None
+        digest = hashlib.blake2b(self._job.elastic.name.encode(), digest_size=7).digest()
+        return torch.tensor(int.from_bytes(digest, "little"))
+
+    def _refuse_earlier(self) -> None:
+        what = f"{self._servers.name!r}" if self._servers.name else "a training"
+        raise ConfigError(
+            f"these servers hold {what} of earlier; say Servers(..., resume=True) to go on with it, or "
+            "Servers(..., name='another') to begin a new one beside it"
+        )
 
     def make_keys(self, keys: Mapping[str, Tensor], rule_of: RuleOf) -> None:
         there = set(self._store.keys())
@@ -167,7 +182,11 @@ class Lodging:
             self._store.init(missing, consistency="async")
 
     def _compare(self, own: Sequence[str]) -> None:
-        """What worker 0 has built must be what this one has."""
+        """What worker 0 has built, for this job, must be what this one has."""
+        if self._job.elastic is not None and not self._servers.resume:
+            of = self.key(_JOB)
+            if of not in set(self._store.keys(of)) or not torch.equal(self._store.pull(of), self._job_number):
+                self._refuse_earlier()
         theirs = bytes(self._store.pull(self.key(_OUTLINE)).tolist()).decode().split("\n")
         if theirs != list(own):
             raise ConfigError(
@@ -175,9 +194,12 @@ class Lodging:
                 "the same on all"
             )
 
-    def wait_for(self, keys: Sequence[str]) -> None:
-        deadline_s = time.monotonic() + self._job.timeout_s
+    def wait_for(self, keys: Sequence[str], make: Callable[[], None] = lambda: None) -> None:
+        """Whoever has become the first of those who live `make`s what is missing."""
+        deadline_s, elastic = time.monotonic() + self._job.timeout_s, self._job.elastic
         while missing := set(keys) - set(self._store.keys()):
+            if elastic is not None and self._number == min(elastic.living(self._job.timeout_s)):
+                make()
             if time.monotonic() > deadline_s:
                 key, patience = sorted(missing)[0], f"{self._job.timeout_s:g} s"
                 raise PeerTimeout(f"worker 0 has not initialised {key!r} within {patience}; is it stuck?")
@@ -186,7 +208,7 @@ class Lodging:
     def _wait_for_all(self) -> int:
         """Until every worker of the job is here; returns the first round that all are in."""
         deadline_s = time.monotonic() + self._job.timeout_s
-        while missing := set(range(self._size)) - set(first_rounds := self._first_rounds()):
+        while missing := self._awaited() - set(first_rounds := self._first_rounds()):
             if time.monotonic() > deadline_s:
                 raise PeerTimeout(
                     f"worker {min(missing)} has not come within {self._job.timeout_s:g} s; did it start, and with the "
@@ -194,6 +216,10 @@ class Lodging:
                 )
             time.sleep(_LOOK_S)
         return max(1, *first_rounds.values())
+
+    def _awaited(self) -> set[int]:
+        elastic = self._job.elastic
+        return set(range(self._size)) if elastic is None else elastic.living(self._job.timeout_s)
 
     @property
     def _all_resume(self) -> bool:
@@ -214,31 +240,3 @@ class Lodging:
         """From which round on each worker is in. One that is still about to end its last training has not come."""
         listed = self._store.round_members
         return {member.worker: member.from_round for member in listed if member.client not in self._job.ended}
-
-    # --- what newcomers are told ---
-
-    def tell_script(self) -> None:
-        """What the script keeps in model.state is there for who comes later: the first worker says it, when it
-        changed."""
-        if self._job.elastic is None or self._job.rank:
-            return
-        try:
-            text = msgspec.json.encode((self._job.epoch_began, self._job.state))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"model.state holds what can't be told to others ({error}); keep plain values (of a tensor .tolist())"
-            ) from None
-        if text == self._script:
-            return
-        if len(text) > _SCRIPT_BYTES:
-            raise ConfigError(f"model.state takes {len(text)} bytes as JSON; over servers at most {_SCRIPT_BYTES} fit")
-        self._script = text
-        padded = text.ljust(_SCRIPT_BYTES, b" ")
-        self._store.push(self.key(_SCRIPT), torch.frombuffer(bytearray(padded), dtype=torch.uint8), wait=True)
-
-    def hear_script(self) -> None:
-        text = bytes(self._store.pull(self.key(_SCRIPT)).tolist()).strip(b" \0")
-        if text:
-            self._job.epoch_began, told = msgspec.json.decode(text)
-            self._job.state.update(told)
-            self._job.resumed = True

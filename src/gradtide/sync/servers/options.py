@@ -35,6 +35,11 @@ class ToldOptions:
         self._told = [self._known.get(name, options) for name, options in zip(trained.names, self._read(), strict=True)]
         self._note()
 
+    def know_nothing(self) -> None:
+        """This worker comes later, and does not know what servers were told: should it be the first, it says all."""
+        self._told = [{} for _ in self._told]
+        self._known.clear()
+
     def _note(self) -> None:
         self._known.update(zip(self._trained.names, self._told, strict=True))
 
@@ -54,7 +59,7 @@ class ToldOptions:
             self._changed.update(k for k, v in new.items() if old.get(k) != v)
         if options == self._told and not self.took_over:
             return
-        if self._job.rank == 0:  # who has just become the first says all again: the one before may have left early
+        if self._tells:  # who has just become the first says all again: the one before may have left early
             again = self._changed if self.took_over else set[str]()
             for name, old, new in zip(self._trained.names, self._told, options, strict=True):
                 changes = {k: v for k, v in new.items() if old.get(k) != v or k in again}
@@ -64,6 +69,11 @@ class ToldOptions:
             self.took_over = False
         self._told = options
         self._note()
+
+    @property
+    def _tells(self) -> bool:
+        """The second worker does, too, where the first may die before it has told."""
+        return self._job.rank == 0 or (self._job.rank == 1 and self._in_rounds and self._job.elastic is not None)
 
     def _read(self) -> list[dict[str, Any]]:
         groups, kind = self._trained.groups, type(self._trained.optimizer)

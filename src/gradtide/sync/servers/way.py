@@ -8,6 +8,7 @@ every worker takes the same step with it.
 import atexit
 import contextlib
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gradtide.compress import Compress
-from gradtide.errors import Closed, ConfigError
+from gradtide.errors import Closed, ConfigError, PeerTimeout
 from gradtide.events import Emit, GradientsSynchronised, LinksPlanned, PushBegan, ValuesPulled, Waiting
 from gradtide.handle import Handle
 from gradtide.processes.job_protocol import Dismissed
@@ -38,6 +39,8 @@ from gradtide.sync.ways import EveryStep
 __all__ = ["ServersWay"]
 
 _NEARLY_NOUGHT = 1e-30  # what counts nothing beside anything else, and all where there is nothing else
+_LOOK_S = 0.005
+_OF_ROUND = "round of the buffers"
 _CALM_STEPS = 3  # with one backward each, before gradients leave while backward goes on
 
 
@@ -343,7 +346,6 @@ class ServersWay(EveryStep):
         self._fired.clear()
         self._given.next_look()
         self._told, self._weighed = False, None
-        self._lodging.tell_script()
 
     def weigh(self, terms: float, otherwise: float) -> float:
         """What compression left out counts by the sum of a step's weights: so they are terms a sample of the batch, and
@@ -376,14 +378,39 @@ class ServersWay(EveryStep):
     def share_buffers(self, root: int = 0) -> None:
         """In rounds those of the first worker are there before the round can close; in bounded a later round's may
         be. In async they are the newest."""
-        buffers = self._shared_buffers(self._attendance.round)
+        round_ = self._attendance.round
+        buffers = self._shared_buffers(round_)
         if not buffers:
             return
-        if self.led:
-            if self._mode == "async":
-                self.store.push(buffers, wait=True)
-        else:
+        if self._mode == "async":
+            _ = self.store.push(buffers, wait=True) if self.led else self.store.pull(buffers)
+        elif not self.led and self._job.elastic is None:
             self.store.pull(buffers)
+        elif not self.led:
+            self._take_buffers(buffers, round_)
+
+    def _take_buffers(self, buffers: dict[str, Tensor], round_: int) -> None:
+        """If the first worker died before it gave its own, those of the next one count."""
+        deadline_s, told = time.monotonic() + self._job.timeout_s, torch.zeros((), dtype=torch.int64)
+        while True:
+            leads = self._attendance.leads(round_)
+            self.store.pull({self._key(_OF_ROUND): told})
+            if int(told) >= round_:
+                self.store.pull(buffers)
+                return
+            if leads:
+                self._give_buffers(buffers, round_)
+                return
+            if time.monotonic() > deadline_s:
+                raise PeerTimeout(f"nobody has given the buffers of step {round_} within {self._job.timeout_s:g} s")
+            time.sleep(_LOOK_S)
+
+    def _give_buffers(self, buffers: dict[str, Tensor], round_: int) -> None:
+        if not buffers:
+            return
+        self.store.push(buffers, wait=True)
+        if self._job.elastic is not None:
+            self.store.push(self._key(_OF_ROUND), torch.tensor(round_), wait=True)
 
     def add_up(self, numbers: Tensor) -> Tensor:
         return numbers
@@ -394,20 +421,30 @@ class ServersWay(EveryStep):
         """Every worker begins with what worker 0 has, or with what is there."""
         trained, loose = self._trained, {**self._buffers(0), **self._buffers(1)}
         self._known_buffers |= loose.keys()
+        if self._job.elastic is not None:
+            loose[self._key(_OF_ROUND)] = torch.tensor(0)
         if self._attendance.number == 0 and self._buffers(0).keys() <= set(self.store.keys()) and trained.buffers:
             self.store.pull(self._buffers(0))  # of a checkpoint that was made when there was one key for each
         keys = self._values if self.servers_step else self._averages.room
         later = self._lodging.move_in(trained, keys, self._rule, loose, whole=self.workers_step)
         self._attendance.round = max(0, self.store.step - 1)
-        if later and self.workers_step:
-            raise ConfigError(
-                "this worker comes to a training that is under way, but servers that only average don't hold the "
-                "parameters; use an elementwise optimizer without clip_norm, so that they do, or train without servers"
-            )
         self._pull_all()
         if self.workers_step and self._job.elastic is not None:
             self.store.pull(self._averages.room)  # so that servers know that this worker begins
+        if later and self._job.elastic is not None:
+            self._hear()
         self._follow_members()
+
+    def _hear(self) -> None:
+        """This worker comes later."""
+        newcomers = self._lodging.newcomers
+        if self._mode == "async":
+            newcomers.hear_script()
+        else:
+            newcomers.hear(self._trained, held=self.workers_step)
+        self._pull_all()
+        if self.servers_step:
+            self._options.know_nothing()
 
     def _pull_all(self) -> None:
         wanted = {**self._buffers(self._attendance.round), **(self._values if self.servers_step else {})}
@@ -426,10 +463,11 @@ class ServersWay(EveryStep):
         self._attendance.check_all_go_on(self.store.step)
         self._pushed, self._brought_home = True, False
         self._told, self._attendance.round, self.led = True, self.store.step, self._job.rank == 0
-        if self.led and self._mode != "async" and (buffers := self._shared_buffers(self._attendance.round)):
-            self.store.push(buffers, wait=True)
+        if self.led and self._mode != "async":
+            self._give_buffers(self._shared_buffers(self._attendance.round), self._attendance.round)
         if self.servers_step:
             self._options.tell()
+        self._lodging.newcomers.tell(self._trained, held=self.workers_step)
         self.smaller.scale(led=self.led)
 
     def left_out(self) -> dict[str, Tensor]:
@@ -455,6 +493,8 @@ class ServersWay(EveryStep):
 
     def finish(self) -> None:
         """The last pushes must arrive, and those who are behind must know that our part of their rounds is there."""
+        if self.workers_step:
+            self._lodging.newcomers.leave(self._trained)
         announced = self._attendance.announce_end()
         waiting, self._waiting = self._waiting, []
         for handle in waiting:

@@ -1,6 +1,7 @@
 """How far a run is: a bar (rich's own) on a terminal and in a notebook, elsewhere a line every 10 seconds."""
 
 import contextlib
+import math
 import sys
 import time
 from collections import deque
@@ -23,7 +24,7 @@ class Shown(Protocol):
     """Where progress is shown."""
 
     every_s: float  # how often it changes
-    epoch_s: float  # an epoch that takes so long has lines of its own
+    epoch_s: float  # epochs that take so long have a line each, and their steps have some; those of shorter ones don't
 
     def state(self, text: str, done: int, of: int | None) -> None:
         """Where the run is now: so many of its steps."""
@@ -59,6 +60,7 @@ class RunProgress:
         self._find, self._shown = find or _find, None if find is None else find()
         self._last: BatchDone | None = None
         self._began_s = self._last_s = self._due_s = self._epoch_s = 0.0
+        self._epoch_took_s = math.inf  # the last one; until there is one, a long time
         self._aside_s, self._ends = 0.0, 0  # what went into evaluating, at so many epochs' ends
         self._steps, self._samples, self._in_epoch = -1, 0, 0  # the first step begins the clock
         self._marks: deque[tuple[float, int]] = deque()  # when so many samples were done, without what went aside
@@ -71,7 +73,7 @@ class RunProgress:
             emit(event)
             if isinstance(event, BatchDone):
                 self._follow(event)
-            elif isinstance(event, EpochDone):
+            elif isinstance(event, EpochDone) and self._last is not None:  # else it resumed at an epoch's end
                 self._aside_s, self._ends = self._aside_s + self._clock() - self._last_s, self._ends + 1
             elif isinstance(event, CheckpointFailed):
                 self.remark(f"no checkpoint of step {event.step}: {event.text}")
@@ -81,16 +83,16 @@ class RunProgress:
     def remark(self, text: str) -> None:
         self._where().line(f"gradtide: {text}")
 
-    def tell_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
-        """An epoch is over, with these figures."""
+    def tell_epoch(self, epoch: int, batches: int, values: Mapping[str, float]) -> None:
+        """An epoch of so many steps is over, with these figures."""
         now_s, shown = self._clock(), self._where()
         if self._batches is None:
-            self._batches = self._in_epoch
-        if self._is_main and (now_s - self._epoch_s >= shown.epoch_s or now_s >= self._due_s):
+            self._batches = batches
+        self._epoch_took_s, self._epoch_s, self._last_s = now_s - self._epoch_s, now_s, now_s
+        if self._is_main and (self._epoch_took_s >= shown.epoch_s or now_s >= self._due_s):
             figures = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
             shown.line(f"epoch {epoch}/{self._epochs}  {figures}")
             self._told, self._due_s = True, now_s + shown.every_s
-        self._epoch_s, self._last_s = now_s, now_s
 
     def close(self) -> None:
         """The run is over, well or badly."""
@@ -118,7 +120,7 @@ class RunProgress:
             self._begin()
         else:
             self._samples += self._of_all(event)
-        if self._last_s >= self._due_s and self._is_main and self._last_s - self._epoch_s >= self._where().epoch_s:
+        if self._last_s >= self._due_s and self._is_main and self._epoch_took_s >= self._where().epoch_s:
             self._told, self._due_s = True, self._last_s + self._where().every_s
             self._show(event, [*self._recent(), *self._left(event)])
 
@@ -181,7 +183,7 @@ def _is_dumb() -> bool:
 class _InLog:
     """A file, a pipe, a worker's launcher: a line now and then, and nothing of a run that is shorter."""
 
-    every_s = epoch_s = 10.0
+    every_s, epoch_s = 10.0, 5.0
 
     def state(self, text: str, done: int, of: int | None) -> None:
         self.line(text)
@@ -204,9 +206,11 @@ class _OnTerminal:
         self._bar, self._task = _rich_bar()
 
     def state(self, text: str, done: int, of: int | None) -> None:
-        if not self._bar.live.is_started:
+        self._bar.update(self._task, completed=done, total=of, description=text)
+        if self._bar.live.is_started:
+            self._bar.refresh()
+        else:
             self._bar.start()
-        self._bar.update(self._task, completed=done, total=of, description=text, refresh=True)
 
     def line(self, text: str) -> None:
         self._bar.console.print(text, markup=False, highlight=False)

@@ -1,12 +1,14 @@
 """A history as a table and as a picture, in text, files and notebooks."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from gradtide.draw.html import html_picture, html_table
+from gradtide.draw.save import save
 from gradtide.environment import in_notebook
-from gradtide.errors import ConfigError, OutputError
+from gradtide.errors import ConfigError
 from gradtide.extras import require
 
 __all__ = ["as_html", "as_table", "draw", "show"]
@@ -84,8 +86,6 @@ def draw(columns: Columns, path: str | Path) -> None:
         axes.set_xlabel("epoch")
         axes.legend()
         axes.grid(alpha=0.3)
-    try:
+    with contextlib.suppress(OSError):  # then the picture can't be written either, which says why
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise OutputError(f"can't draw into {path}: {error}; name a file that ends in .png, .svg or .pdf") from error
+    save(figure, Path(path))
