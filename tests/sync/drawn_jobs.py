@@ -162,6 +162,11 @@ class Reason:
 
 REASONS = (
     Reason(
+        "an edit of the base that servers hold",
+        "the servers hold the base",
+        lambda case: case["way"] == "local over servers" and "edits" in case["program"],
+    ),
+    Reason(
         "a step over several batches, over servers",
         "each batch of gradtide.shard must be a",
         lambda case: over_servers(case) and "accumulates" in case["program"],

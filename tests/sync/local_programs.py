@@ -141,6 +141,43 @@ def accumulated(around):
     return results(model)
 
 
+def accumulated_clipped_and_scheduled(around):
+    model = normed()
+    rule = torch.optim.AdamW(model.parameters(), lr=0.02)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(rule, max_lr=0.1, total_steps=8)
+    wrapped = around.wrap(model, rule)
+    for number, (x, y) in enumerate(around.shard(batches(12, 8))):
+        with contextlib.nullcontext() if number % 3 == 2 else wrapped.no_sync():
+            (functional.cross_entropy(wrapped(x), y) / 3).backward()
+        if number % 3 == 2:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+            wrapped.step()
+            schedule.step()
+    wrapped.close()
+    return results(model)
+
+
+def over_epochs(around):
+    """A window goes on from one epoch to the next, unless all meet to evaluate."""
+    model, seen = normed(), []
+    rule = torch.optim.AdamW(model.parameters(), lr=0.02)
+    schedule = torch.optim.lr_scheduler.StepLR(rule, 1, 0.5)
+    wrapped = around.wrap(model, rule)
+    for epoch in range(3):
+        for x, y in around.shard(batches(5, 8, seed=epoch)):
+            functional.cross_entropy(wrapped(x), y).backward()
+            wrapped.step()
+        schedule.step()
+        if epoch:
+            wrapped.meet()
+        wrapped.eval()
+        with torch.no_grad():
+            seen.append(wrapped(batches(1, 4, seed=9)[0][0]).clone())
+        wrapped.train()
+    wrapped.close()
+    return results(model, seen)
+
+
 def met_now_and_then(around):
     def step(wrapped, model, rule, number):
         if number in (1, 2, 6):
@@ -437,6 +474,8 @@ BY_ONE = (
     weighed,
     weighed_nothing,
     accumulated,
+    accumulated_clipped_and_scheduled,
+    over_epochs,
     met_now_and_then,
     loaded,
     loaded_past_the_wrapper,
