@@ -41,10 +41,10 @@ def check(folder, case, output):
     found = {path.stem: np.load(path) for path in folder.glob("?.npz")}
     assert found, output
     assert set(map(str, case["left"] or [])) <= set(found), (sorted(found), output)
-    first = next(iter(found.values()))
+    first = next(iter(_alike(folder, case, found)))
     if is_alike(case):
         own = case.get("local", {}).get("every", 1) > 1  # what each sees in an evaluation within a window
-        for one in found.values():
+        for one in _alike(folder, case, found):
             for name in (name for name in first.files if not (own and name.startswith("seen"))):
                 assert np.array_equal(one[name], first[name]), f"{name} differs between workers\n{output}"
     given = {} if case["way"] == "async" else _check_given(folder)
@@ -52,6 +52,15 @@ def check(folder, case, output):
         _check_result(folder, first, job_script.alone(case["program"]), output)
     elif is_exact_on_what_was_given(case):
         _check_result(folder, first, _nearest(folder, case, first, given), output)
+
+
+def _alike(folder, case, found):
+    """Who came when the others had come to the end has what a codec of the servers had left out for them."""
+    if not over_servers(case) or "compress" not in case["program"]:
+        return list(found.values())
+    last = f"[{job_script.EPOCHS - 1}, {job_script.BATCHES - 1}, "
+    took = {path.name.split("-")[1] for path in folder.glob("given-*") if last in path.read_text()}
+    return [one for worker, one in found.items() if worker in took]
 
 
 def _nearest(folder, case, first, given):
