@@ -77,8 +77,8 @@ def test_all_batches_of_a_lost_step_come_again_to_those_who_are_left(tmp_path):
     [
         ("edited_after", "shared", 2, RESTARTS, ["1:0:edit 2"]),
         ("edited_before", "copies", 3, RESTARTS, ["0:0:edit 2"]),
-        ("edited_alone", "shared", 3, ["--min-workers", "2"], ["0:0:edit 3"]),
-        ("loaded", "copies", 2, RESTARTS, ["0:0:edit 1", "0:1:wrapped"]),
+        pytest.param("edited_alone", "shared", 3, ["--min-workers", "2"], ["0:0:edit 3"], marks=pytest.mark.slow),
+        pytest.param("loaded", "copies", 2, RESTARTS, ["0:0:edit 1", "0:1:wrapped"], marks=pytest.mark.slow),
         pytest.param("edited_after", "copies", 3, RESTARTS, ["1:0:step 5", "1:1:wrapped"], marks=pytest.mark.slow),
         pytest.param("edited_before", "shared", 2, RESTARTS, ["1:0:edit 4", "1:1:forward 1"], marks=pytest.mark.slow),
         pytest.param("edited_alone", "copies", 2, RESTARTS, ["0:0:edit 4", "1:0:edit 8"], marks=pytest.mark.slow),
@@ -190,7 +190,7 @@ def test_what_could_not_be_done_again_is_refused_whether_a_worker_dies_or_not(tm
     assert why in output
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_program_that_is_refused_is_not_started_again(tmp_path, workers):
     options = ["--workers", str(workers), *RESTARTS, "--min-workers", "1"]
     code, output = run(tmp_path, options, ["own_counter", "shared", "list"], "again_script.py")
@@ -243,13 +243,13 @@ def test_parameters_that_differ_at_the_end_are_refused_where_workers_may_die_too
     assert "0.weight is no longer the same on all workers" in output
 
 
-@pytest.mark.parametrize("way", ["shared", "copies"])
+@pytest.mark.parametrize("way", ["shared", pytest.param("copies", marks=pytest.mark.slow)])
 def test_a_worker_that_dies_before_the_last_comparison_keeps_nobody_from_ending(tmp_path, way):
     train(tmp_path, 3, ["--min-workers", "1"], "every", "0:0:close", way=way)
     check(tmp_path, (1, 2), "every")
 
 
-@pytest.mark.parametrize("way", ["shared", "copies"])
+@pytest.mark.parametrize("way", ["shared", pytest.param("copies", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_loops_of_different_lengths_are_refused_where_a_lost_step_could_not_be_taken_again(tmp_path, way, workers):
     options, arguments = ["--workers", str(workers), "--min-workers", "1"], ["joined", way, "list", "1:0:step 3"]
