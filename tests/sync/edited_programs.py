@@ -74,6 +74,15 @@ def evaluated(model, rule, loader, moment):
     evaluate(model, moment)
 
 
+def evaluated_first(model, rule, loader, moment):
+    """Within a batch, before its step."""
+    for x, y in loader:
+        if loader.place % 2:
+            moment("shown")
+            evaluate(model, moment)
+        train(model, x, y, moment)
+
+
 def train(model, x, y, moment):
     moment("forward")
     functional.cross_entropy(model(x), y).backward()
@@ -102,4 +111,4 @@ def evaluate(model, moment):
     assert gradtide.mean_over_workers(samples) > 0
 
 
-PROGRAMS = (edited_after, edited_before, edited_alone, loaded, edited_by_main, evaluated)
+PROGRAMS = (edited_after, edited_before, edited_alone, loaded, edited_by_main, evaluated, evaluated_first)

@@ -1,5 +1,6 @@
-"""A user's script, started by `gradtide run`: trains on a DataLoader that nobody has seeded, notes which samples it was
-given in which batch, and dies where the test wants it to: in the middle of a step, or after it.
+"""A user's script, started by `gradtide run`: trains on a DataLoader that nobody has seeded ("seeded": one that is, by
+epochs of the script's own), notes which samples it was given in which batch, and dies where the test wants it to: in
+the middle of a step, or after it.
 
 shuffled_script.py FOLDER LOADER (WORKER:INCARNATION:STEP[+])...
 """
@@ -36,6 +37,7 @@ def huggingface():
 
 data = TensorDataset(torch.arange(30.0))
 loader = {
+    "seeded": lambda: DataLoader(data, 4, shuffle=True, generator=torch.Generator().manual_seed(0)),
     "shuffle": lambda: DataLoader(data, 5, shuffle=True),
     "processes": lambda: DataLoader(data, 5, shuffle=True, num_workers=1, persistent_workers=True),
     "lazy": lambda: DataLoader(data, batch_sampler=Lazy()),
@@ -55,7 +57,7 @@ reduce.Reduce._leave = dying
 net = torch.nn.Linear(1, 1)
 model = gradtide.DataParallel(net, torch.optim.SGD(net.parameters(), lr=1e-4), share_parameters=False)
 with open(f"{folder}/{number}.{around.incarnation}", "w", buffering=1) as notes:
-    for _epoch in range(3):
+    for epoch in range(model.epoch if kind == "seeded" else 0, 3):
         for batch in gradtide.shard(loader):
             x = batch["x"].float() if isinstance(batch, dict) else batch[0]
             steps += 1
@@ -65,5 +67,7 @@ with open(f"{folder}/{number}.{around.incarnation}", "w", buffering=1) as notes:
             model.step()
             if f"{number}:{around.incarnation}:{steps}+" in deaths:
                 os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "seeded":
+            model.epoch = epoch + 1
 print("done", flush=True)
 model.close()

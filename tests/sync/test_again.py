@@ -118,6 +118,18 @@ def test_who_dies_where_all_evaluate_or_one_saves_changes_nothing(tmp_path, way,
 
 
 @pytest.mark.parametrize(
+    ("way", "options", "death"),
+    [
+        ("copies", ["--min-workers", "2"], "0:0:shown 2"),
+        pytest.param("shared", RESTARTS, "2:0:shown 4", marks=pytest.mark.slow),
+    ],
+)
+def test_a_batch_in_which_all_evaluate_first_comes_again_without_who_dies_in_it(tmp_path, way, options, death):
+    train(tmp_path, 3, options, "evaluated_first", death, way=way)
+    check(tmp_path, range(1, 3) if options is not RESTARTS else range(3), "evaluated_first")
+
+
+@pytest.mark.parametrize(
     ("way", "workers", "deaths"),
     [
         ("copies", 3, ["1:0:step 4", "0:0:begins 3"]),

@@ -7,6 +7,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DataLoader
 
 from loaded_python import loaded_python
 
@@ -54,6 +56,15 @@ def test_each_sample_once_whoever_dies(tmp_path, kind, options, deaths):
     for epoch in range(3):
         given = [n for batch in range(epoch * BATCHES + 1, (epoch + 1) * BATCHES + 1) for n in batches[batch]]
         assert sorted(given) == list(range(SAMPLES))
+
+
+def test_who_came_later_gives_the_order_that_one_process_has_once_the_others_are_gone(tmp_path):
+    """Worker 1 comes again in the second epoch; worker 0 dies before the last batch of it."""
+    code, output = run(tmp_path, ["--workers", "2", "--max-restarts", "2"], ["seeded", "1:0:10", "0:0:16"])
+    assert code == 0, output
+    loader = DataLoader(range(SAMPLES), 4, shuffle=True, generator=torch.Generator().manual_seed(0))
+    wanted = [sorted(batch.tolist()) for _ in range(3) for batch in loader]
+    assert [sorted(batch) for batch in trained(tmp_path).values()] == wanted
 
 
 @pytest.mark.slow

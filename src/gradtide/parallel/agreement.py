@@ -23,6 +23,7 @@ __all__ = [
     "compare",
     "compare_over_store",
     "note_loop",
+    "set_state",
     "share_bytes",
     "state_of",
     "take_up_loop",
@@ -91,7 +92,7 @@ def take_up_loop(job: Job, generator: torch.Generator | None) -> LoopBegin | Non
     worker is the first to know."""
     known = next((loop for loop in job.loops if loop.batches == job.batches), None) if comes_and_goes(job) else None
     if known is not None and generator is not None:
-        generator.set_state(torch.frombuffer(bytearray(b64decode(known.generator)), dtype=torch.uint8))
+        set_state(generator, known.generator)
     return known
 
 
@@ -112,6 +113,10 @@ def note_loop(job: Job, digest: Callable[[], bytes], generator: str, known: Loop
 
 def state_of(generator: torch.Generator | None) -> str:
     return "" if generator is None else b64encode(generator.get_state().numpy().tobytes()).decode()
+
+
+def set_state(generator: torch.Generator, state: str) -> None:
+    generator.set_state(torch.frombuffer(bytearray(b64decode(state)), dtype=torch.uint8))
 
 
 def together(job: Job, work: Callable[[Group | None], T]) -> T:

@@ -1027,8 +1027,9 @@ class Synchroniser:
         return self._kept_some or self._hooks.holding
 
     def recover(self, error: CommunicationError) -> None:
-        """A peer died between two steps, or within one, of several batches."""
-        finished = not (self._job.undone or self.keeps_gradients)
+        """A peer died between two steps, or within one: of several batches, or in a loop within the body, where the
+        batch that is under way was cut for it, too."""
+        finished = not (self._job.undone or self.keeps_gradients or (self._takes_again and self._job.before_step))
         self._end_step()
         self._go_on(error, finished, asking=True, busy=self._job.inside > 0 or self._is_apart)
 

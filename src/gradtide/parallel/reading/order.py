@@ -23,6 +23,7 @@ from gradtide.parallel.agreement import (
     comes_and_goes,
     compare_over_store,
     note_loop,
+    set_state,
     share_bytes,
     state_of,
     take_up_loop,
@@ -43,6 +44,7 @@ class _Chunk(NamedTuple):
     items: list[Any]  # what its sampler gave: mostly lists of indices
     ended: bool
     failure: str = ""
+    generator: str = ""  # its state where this was drawn, for those who were not there in earlier epochs
 
 
 class Order(Iterator[Any]):
@@ -50,8 +52,9 @@ class Order(Iterator[Any]):
 
     def __init__(self, job: Job, own: Iterator[Any], sampler: Any) -> None:
         self._job, self._own, self._ahead = job, own, batches_ahead(sampler)
-        self._generator = _generator_of(sampler)
+        self._sampler, self._generator, self._drawn_from = sampler, _generator_of(sampler), ""
         self._begun, self._ended = False, False
+        self._within = job.inside > 0  # the body of another loop
         self._plan = deque[Any]()  # agreed on, and not asked for yet
         self._asked = deque[Any]()  # asked for by the loader, and not trained on yet
         self._known = -1  # how many of this iteration are agreed on so far; -1: we have just come, and know nothing
@@ -97,15 +100,25 @@ class Order(Iterator[Any]):
 
     # --- what the leader says ---
 
+    @property
+    def _counts_nothing(self) -> bool:
+        """The step of the batch around this loop was lost: its body, and with it this loop, comes again. The others may
+        be done with this pass already."""
+        return self._within and self._job.undone > 0
+
     def _extend(self, group: Group | None) -> None:
-        if self._job.agreed != self._job.generation:  # somebody has died since it was asked for
+        if self._counts_nothing:
+            items = [_plain(item) for item in islice(self._own, 1)]
+            self._take(_Chunk(items, not items))
+        elif self._job.agreed != self._job.generation:  # somebody has died since it was asked for
             self._meet(group)
         elif group is None:
             self._take(self._read(1))
         elif group.rank == 0:
-            told, problem = self._read_or_say(self._ahead[0] if self._known == 0 else self._ahead[1])
+            first = self._known == 0
+            told, problem = self._read_or_say(self._ahead[0] if first else self._ahead[1])
             self._take(told)  # before it is told: should we be the only one to know, we tell it again
-            share_bytes(group, 0, _encode(told))
+            share_bytes(group, 0, _encode(told._replace(generator=self._drawn_from if first else "")))
             if problem is not None:
                 raise problem
         else:
@@ -125,6 +138,7 @@ class Order(Iterator[Any]):
                 "the worker whose sampler gave the order of this epoch is gone, and the others' samplers have another; "
                 "let all be alike: DataLoader(..., generator=torch.Generator().manual_seed(0))"
             )
+        self._note_generator()
         items, indices = list[Any](), 0
         for item in islice(self._own, most):
             items.append(_plain(item))
@@ -137,6 +151,7 @@ class Order(Iterator[Any]):
         """Our own sampler goes along."""
         if told.failure:
             raise DataError(told.failure)
+        self._draw_from(told.generator)
         own = [_plain(item) for item in islice(self._own, len(told.items))]
         if told.ended:
             self._same = next(self._own, self) is self and self._same
@@ -149,6 +164,23 @@ class Order(Iterator[Any]):
 
     # --- when workers come, go and die ---
 
+    def _note_generator(self) -> str:
+        """As it was before this order was drawn."""
+        if self._job.elastic is not None:
+            self._drawn_from = self._drawn_from or state_of(self._generator)
+        return self._drawn_from
+
+    def _draw_from(self, state: str) -> None:
+        """As the others do: the order is theirs, too, should we be the one to give it."""
+        if state and self._generator is not None:
+            self._drawn_from = state
+            set_state(self._generator, state)
+
+    def _begin_as(self, state: str) -> None:
+        if state and self._generator is not None:
+            self._draw_from(state)
+            self._own = islice(iter(self._sampler), self._skipped, None)
+
     def go_on(self) -> bool:
         """Before a batch is given: agrees with those who are there now, if they are not those of the last batch."""
         job = self._job
@@ -159,13 +191,17 @@ class Order(Iterator[Any]):
 
     def _meet(self, group: Group | None) -> None:
         """Who knows most tells what is next: a death may find one of us before we are told, another after it."""
+        if self._counts_nothing:  # since a moment ago
+            return
         if group is not None:
             current = list(self._asked)[self.given - self._job.undone :]
             known = [int(row) for row in group.all_gather(torch.tensor([self._known + self._ended]))]
             root = known.index(max(known))
-            ours = _encode(_Chunk([*current, *self._plan], self._ended)) if group.rank == root else b""
-            told = _decode(share_bytes(group, root, ours))
+            ours = _Chunk([*current, *self._plan], self._ended, generator=self._note_generator())
+            told = _decode(share_bytes(group, root, _encode(ours) if group.rank == root else b""))
             if group.rank != root:
+                if self._known < 0:  # we have just come, and know nothing of earlier epochs
+                    self._begin_as(told.generator)
                 self._learn(told, len(current))
         self._known = max(self._skipped, self._known)
         self._job.agreed = self._job.generation
@@ -236,16 +272,16 @@ def _encode(told: _Chunk) -> bytes:
         body: Any = np.array(flat, np.int64).tobytes()
     else:
         body = [_mark(one) for one in flat]
-    return msgspec.msgpack.encode((np.array(sizes, np.int64).tobytes(), body, told.ended, told.failure))
+    return msgspec.msgpack.encode((np.array(sizes, np.int64).tobytes(), body, told.ended, told.failure, told.generator))
 
 
 def _decode(data: bytes) -> _Chunk:
-    sizes, body, ended, failure = msgspec.msgpack.decode(data)
+    sizes, body, ended, failure, generator = msgspec.msgpack.decode(data)
     flat = np.frombuffer(body, np.int64).tolist() if isinstance(body, bytes) else [_unmark(one) for one in body]
     values, items = iter(flat), list[Any]()
     for size in np.frombuffer(sizes, np.int64).tolist():
         items.append(next(values) if size < 0 else list(islice(values, size)))
-    return _Chunk(items, ended, failure)
+    return _Chunk(items, ended, failure, generator)
 
 
 def _mark(value: Any) -> Any:
