@@ -79,6 +79,12 @@ class Members:
             return ()
         return tuple(sorted(set(self.asking) - self.added - self.going))
 
+    def orphaned(self, living: set[int]) -> tuple[int, ...]:
+        """Who was added, and finds nobody but others who were."""
+        if self._awaited(living) or not self._nobody_knows() or set(self.asking) - self.added:
+            return ()
+        return tuple(sorted(self.asking))
+
     def deadline_s(self) -> float | None:
         """When to call `slow` and `late`."""
         if self._since_s is None:

@@ -103,10 +103,17 @@ class RunningJob(ABC):
             self._registrar.answer(self.job.running)
 
     def _end_stranded(self, members: Members) -> None:
-        """One that was started again while the others came to their end: it would do it all over, alone."""
-        for rank in members.stranded(self.job.running) if self.job.finished else ():
+        """One that was started again while the others came to their end: it would do it all over, alone. Or one that was
+        added, and the others died before it joined them."""
+        running, finished = self.job.running, self.job.finished
+        how = (
+            "was started again when the others had come to the end"
+            if finished
+            else "had not joined when the others died"
+        )
+        how += ", and nobody is left to tell it where they were"
+        for rank in members.stranded(running) if finished else members.orphaned(running):
             members.gone(rank)
-            how = "was started again when the others had come to the end, and nobody is left to tell it where they were"
             self._act(self.job.reported(Failure(rank, self._clock(), "", how)))
             self._forward(signal.SIGKILL, (rank,), 0.0)
 
