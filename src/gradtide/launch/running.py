@@ -103,8 +103,8 @@ class RunningJob(ABC):
             self._registrar.answer(self.job.running)
 
     def _end_stranded(self, members: Members) -> None:
-        """One that was started again while the others came to their end: it would do it all over, alone. Or one that was
-        added, and the others died before it joined them."""
+        """One that was started again while the others came to their end: it would do it all over, alone. Or one that
+        was added, and the others died before it joined them."""
         running, finished = self.job.running, self.job.finished
         how = (
             "was started again when the others had come to the end"
