@@ -90,8 +90,10 @@ class RunProgress:
             self._batches = batches
         self._epoch_took_s, self._epoch_s, self._last_s = now_s - self._epoch_s, now_s, now_s
         if self._is_main and (self._epoch_took_s >= shown.epoch_s or now_s >= self._due_s):
-            figures = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-            shown.line(f"epoch {epoch}/{self._epochs}  {figures}")
+            figures = [f"{name} {value:.4g}" for name, value in values.items()]
+            if shown.epoch_s and now_s >= self._due_s and self._last is not None:  # it stands for that of a step, too
+                figures += [*self._recent(), *self._left(self._last)]
+            shown.line("  ".join([f"epoch {epoch}/{self._epochs}", *figures]))
             self._told, self._due_s = True, now_s + shown.every_s
 
     def close(self) -> None:
