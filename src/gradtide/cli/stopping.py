@@ -40,8 +40,9 @@ class Signals:
         raise KeyboardInterrupt(self.came)
 
     def _insist(self, number: int, frame: FrameType | None) -> None:
-        """Some modules, interrupted while they are imported, swallow it and go on."""
-        if not _is_ending(sys.exception()):
+        """Some modules, interrupted while they are imported, swallow it and go on. It is said again once they are done:
+        C++ that imports, as torch's does, ends the process with words of its own."""
+        if not _is_ending(sys.exception()) and not _is_importing(frame):
             raise KeyboardInterrupt(self.came)
 
     def __enter__(self) -> Self:
@@ -61,6 +62,12 @@ class Signals:
 def exit_code(stop: KeyboardInterrupt) -> int:
     """What a shell expects of a process that ends because of this signal."""
     return 128 + int(stop.args[0] if stop.args else signal.SIGINT)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_ending(error: BaseException | None) -> bool:
