@@ -162,6 +162,11 @@ class Reason:
 
 REASONS = (
     Reason(
+        "an edit between the batches of a step",
+        "between the batches of a step",
+        lambda case: {"edits", "accumulates"} <= {*case["program"]},
+    ),
+    Reason(
         "an edit of the base that servers hold",
         "the servers hold the base",
         lambda case: case["way"] == "local over servers" and "edits" in case["program"],

@@ -598,6 +598,11 @@ class Synchroniser:
             with self._void():
                 yield
             return
+        if self._takes_again and self._kept_some:
+            raise ConfigError(
+                "model.edit() or load_state_dict between the batches of a step, in a job that may lose workers: "
+                "a lost step could not be taken again; edit before its first batch, or after model.step()"
+            )
         kept, led = KeptValues(self._trained) if self._takes_again else None, self.way.led
         edited, told = None, False
         try:
