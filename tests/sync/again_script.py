@@ -87,6 +87,16 @@ def carries_over(model, rule, loader, moment):
         accumulate(model, loader.place % 3 == 2, x, y, moment)
 
 
+def edits_within(model, rule, loader, moment):
+    """Edits parameters when a step has one of its batches."""
+    for x, y in loader:
+        accumulate(model, loader.place % 3 == 2 or loader.place + 1 == len(loader), x, y, moment)
+        if loader.place == 3:
+            with model.edit(), torch.no_grad():
+                for p in rule.param_groups[0]["params"]:
+                    p.mul_(0.9)
+
+
 def apart(model, rule, loader, moment):
     """Worker 1 takes other batches for the last one of a step."""
     for x, y in loader:
@@ -169,6 +179,7 @@ PROGRAMS = {
         own_counter,
         by_place,
         carries_over,
+        edits_within,
         apart,
         two_steps,
         scheduled,

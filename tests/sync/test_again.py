@@ -181,6 +181,7 @@ def test_who_dies_while_a_job_grows_or_shrinks_shows_in_nothing(tmp_path, progra
         ("own_counter", "shared", ["--min-workers", "1"], "its last one must be told by their place"),
         ("own_counter", "servers", ["--min-workers", "1", "--servers", "1"], "each batch of gradtide.shard must be a"),
         ("carries_over", "copies", ["--min-workers", "1"], "step with the last batch, too"),
+        ("edits_within", "shared", ["--min-workers", "1"], "between the batches of a step"),
         ("two_steps", "copies", ["--min-workers", "1"], "a second step with one batch of gradtide.shard"),
         (
             "apart",
